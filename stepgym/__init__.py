@@ -1,0 +1,1 @@
+"""stepgym: an agent-environment gym for language models."""
