@@ -86,12 +86,13 @@ class Engine(ABC):
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
         seed: int | None = None,
     ) -> Completion:
         """Continue `prompt_ids` (int32 [P]) by at most `max_tokens` tokens.
 
-        Stops after a terminator token of the model or as soon as the text holds a string of `stop`; both are kept in
-        the response. Raises `EngineError`, `EngineTimeout`, or `ContextOverflow` when the model refuses the length.
+        Stops after a terminator token of the model, after a token of `stop_token_ids` (the template's terminator where
+        it is not the model's), or as soon as the text holds a string of `stop`; all are kept in the response. Raises `EngineError`, `EngineTimeout`, or `ContextOverflow` when the model refuses the length.
         """
 
 
