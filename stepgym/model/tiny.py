@@ -106,8 +106,8 @@ def build_tiny_tokenizer(
     Raises:
         UserError: For a vocabulary too small, an empty corpus, or an empty tag.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     import transformers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tags = [tag for tag in dict.fromkeys([*BASE_TAGS, *special_tokens]) if tag not in (TURN_START, TURN_END, PADDING)]
     if any(not isinstance(tag, str) or not tag.strip() for tag in tags):

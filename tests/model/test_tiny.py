@@ -57,7 +57,8 @@ def test_model_is_deterministic_in_corpus_and_seed_also_across_processes():
         "import torch; torch.set_num_threads(1)\n"
         "from stepgym.model.tiny import build_tiny_model\n"
         f"model, tokenizer = build_tiny_model({CORPUS!r}, seed=3, special_tokens={TAGS!r})\n"
-        "print(sum(float(p.detach().double().sum()) for p in model.parameters()), sorted(tokenizer.get_vocab().items()))"
+        "checksum = sum(float(p.detach().double().sum()) for p in model.parameters())\n"
+        "print(checksum, sorted(tokenizer.get_vocab().items()))"
     )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     checksum = sum(float(p.detach().double().sum()) for p in first.parameters())
