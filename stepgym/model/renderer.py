@@ -202,9 +202,9 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
     ) -> Ids:
-        """int32 ids that a model would have sampled to say `message`: its text and, unless a stop string ends it, the terminator.
+        """int32 ids that a model would have sampled to say `message`.
 
-        A message with tool calls and no `text` is written as the template writes it.
+        They are its text and, unless a stop string ends it, the terminator. A message with tool calls and no `text` is written as the template writes it.
         """
         if isinstance(message, str):
             text = message
