@@ -8,6 +8,7 @@ whole arrays; deltas are for storage, and reading them back gives exactly the id
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ class _PrefixIndex:
         # Any order that keeps equal prefixes together will do, so bytes are compared as they lie in memory.
         self._order = np.array(sorted(known, key=texts.__getitem__), dtype=np.int64)
         arrays = [np.frombuffer(texts[int(i)], dtype=np.int32) for i in self._order]
-        neighbours = [common_prefix(a, b) for a, b in zip(arrays[:-1], arrays[1:], strict=True)]
+        neighbours = [common_prefix(a, b) for a, b in pairwise(arrays)]
         self._shared: NDArray[np.int64] = np.array(neighbours, dtype=np.int64)
         self._rank = {int(step): rank for rank, step in enumerate(self._order)}
 
@@ -140,7 +141,8 @@ def materialise(
             buffer[:keep] = source[:keep]
         for i in chain:
             new, response = new_ids[i], response_ids[i]
-            assert new is not None and response is not None  # lengths[i] >= 0
+            assert new is not None  # because lengths[i] >= 0
+            assert response is not None
             start, end = deltas[i].keep, lengths[i]
             buffer[start : end - len(response)] = new
             buffer[end - len(response) : end] = response

@@ -121,6 +121,7 @@ class MergeReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
         return {
             "steps": self.steps,
             "sequences": self.sequences,
@@ -144,7 +145,9 @@ def merge_steps(steps: Sequence[Step]) -> tuple[list[MergedSequence], MergeRepor
     """
     for i, step in enumerate(steps):
         if step.prompt_ids is None:
-            raise UserError(f"merge_steps: step {i} has no token ids (its engine speaks only chat); it cannot be merged")
+            raise UserError(
+                f"merge_steps: step {i} has no token ids (its engine speaks only chat); it cannot be merged"
+            )
     chains, mismatches = find_chains(steps)
     sequences = [_merge_chain(steps, chain) for chain in chains]
     report = MergeReport(
@@ -218,7 +221,9 @@ def _holds(tail: Step, prompt: Ids) -> bool:
     if len(prompt) > len(before) + len(said):
         return False
     split = min(len(prompt), len(before))
-    return bool((prompt[:split] == before[:split]).all()) and bool((prompt[split:] == said[: len(prompt) - split]).all())
+    return bool((prompt[:split] == before[:split]).all()) and bool(
+        (prompt[split:] == said[: len(prompt) - split]).all()
+    )
 
 
 def _shares_first_token(step: Step, prompt: Ids) -> bool:
@@ -248,7 +253,7 @@ def _merge_chain(steps: Sequence[Step], chain: list[int]) -> MergedSequence:
         begin = len(_ids(step.prompt_ids)) - start
         if length:
             end = begin + length
-            loss_mask[begin:end] = step.loss_mask
+            loss_mask[begin:end] = 1 if step.loss_mask is None else step.loss_mask
             step_index[begin:end] = i
             if logprobs is not None:
                 logprobs[begin:end] = step.logprobs
