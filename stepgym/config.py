@@ -190,7 +190,7 @@ def error_line(error: ValidationError, where: str, known: Any = None, given: Any
             key, text = _dotted(path[:-1]), f"the field {path[-1]!r} is missing"
         else:
             key, text = _dotted(path), _plain(problem["msg"])
-            if kind not in ("value_error", "assertion_error", "union_tag_not_found"):
+            if kind not in ("value_error", "assertion_error", "union_tag_not_found", "json_invalid"):
                 text += f", got {_short(problem['input'])}"
         texts = problems.setdefault(key, [])
         if text not in texts:
@@ -212,7 +212,7 @@ def _path(location: tuple[int | str, ...], given: Any, kind: str) -> list[int | 
         in_sequence = isinstance(part, int) and isinstance(value, list | tuple) and part < len(value)
         if in_sequence or (isinstance(value, Mapping) and part in value):
             value = value[part]
-        elif given is not None and not (last and kind.startswith("missing")):
+        elif given is not None and not (last and kind.startswith(("missing", "extra", "unexpected"))):
             continue
         path.append(part)
     return path
@@ -251,8 +251,7 @@ def _known_fields(known: Any, path: list[int | str]) -> list[str]:
         below: list[Any] = []
         for candidate in candidates:
             if isinstance(part, str) and isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                field = candidate.model_fields.get(part)
-                below += [field.annotation] if field is not None else []
+                below += [f.annotation for name, f in candidate.model_fields.items() if part in (name, f.alias)]
             elif isinstance(part, str) and part in (fields := _field_types(candidate)):
                 below.append(fields[part])
             else:
@@ -261,7 +260,7 @@ def _known_fields(known: Any, path: list[int | str]) -> list[str]:
     names: dict[str, None] = {}
     for candidate in candidates:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            names.update(dict.fromkeys(candidate.model_fields))
+            names.update(dict.fromkeys(field.alias or name for name, field in candidate.model_fields.items()))
         else:
             names.update(dict.fromkeys(_field_types(candidate)))
     return list(names)

@@ -7,19 +7,25 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typing_extensions
 
 
-def resolve_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+def resolve_hints(function: Callable[..., Any], name: str, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The type hints of a function, with `Annotated` kept and `typing.TypedDict`s that pydantic can read.
 
-    Raises `TypeError` in one line that begins with `name` for a hint that cannot be resolved.
+    Args:
+        function: The function.
+        name: What error messages begin with.
+        names: Names that hints may use beside those of the function's module, as `local_names` finds them.
+
+    Raises:
+        TypeError: In one line, for a hint that cannot be resolved.
     """
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function, localns=dict(names or {}), include_extras=True)
     except NameError as error:
         raise TypeError(
             f"{name}: the type hint {error.name!r} cannot be resolved; import it, or define it above"
@@ -27,6 +33,29 @@ def resolve_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     except (TypeError, SyntaxError) as error:
         raise TypeError(f"{name}: a type hint is not a type: {error}") from None
     return {parameter: readable(hint) for parameter, hint in hints.items()}
+
+
+def local_names(function: Callable[..., Any], frame: types.FrameType | None) -> dict[str, Any]:
+    """The names in a function's hints that only the scopes around its definition know.
+
+    Under `from __future__ import annotations` hints are text, and `typing.get_type_hints` looks only into the module;
+    a class that is defined in a function would not be found.
+    """
+    wanted: set[str] = set()
+    for hint in getattr(function, "__annotations__", {}).values():
+        if isinstance(hint, str):
+            try:
+                wanted.update(compile(hint, "<hint>", "eval").co_names)
+            except SyntaxError:
+                continue
+    found: dict[str, Any] = {}
+    source = getattr(getattr(function, "__code__", None), "co_filename", "")
+    while frame is not None and frame.f_code.co_filename == source and frame.f_code.co_name != "<module>":
+        for name in wanted - set(found):
+            if name in frame.f_locals:
+                found[name] = frame.f_locals[name]
+        frame = frame.f_back
+    return found
 
 
 def readable(hint: Any) -> Any:

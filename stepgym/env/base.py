@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, Literal, final
 
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from stepgym.env.messages import Message, as_assistant, as_observation, tool_result, user
+from stepgym.config import keyword_parameters
+from stepgym.env.messages import Message, as_assistant, as_observation, call_id, tool_result, user
 from stepgym.env.shared import get_shared
 from stepgym.env.spaces import ConversationSpace, MessageSpace
 from stepgym.env.task import Task
@@ -62,7 +64,7 @@ class Env(gymnasium.Env[list[Message], "Message | str"]):
     _over: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Env:
-        # The config is kept here so that subclasses need not call super().__init__ to have it.
+        """Keep the config here, so that subclasses need not call `super().__init__` to have it."""
         self = super().__new__(cls)
         self._given = dict(kwargs)
         self._task = None
@@ -103,7 +105,7 @@ class Env(gymnasium.Env[list[Message], "Message | str"]):
         return 0.0
 
     def expert(self, task: Task, **options: Any) -> Iterator[Message | str]:
-        """Scripted assistant messages that solve the task; advanced by one after each step, so it may look at `self`."""
+        """Scripted assistant messages that solve the task; advanced by one per step, so it may look at `self`."""
         raise UserError(f"{type(self).__name__} has no expert")
 
     @classmethod
@@ -132,9 +134,8 @@ class Env(gymnasium.Env[list[Message], "Message | str"]):
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's keyword-only parameters as they are in force, defaults included."""
-        parameters = inspect.signature(type(self).__init__).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
-        return {**defaults, **{k: v for k, v in self._given.items() if k != "render_mode"}}
+        cls: Any = type(self)
+        return {**_defaults(cls), **self._given}
 
     @property
     def shared(self) -> Any:
@@ -143,9 +144,9 @@ class Env(gymnasium.Env[list[Message], "Message | str"]):
 
     def error_observation(self, message: Message, error: ActionError) -> Any:
         """What the agent is told after an `ActionError`: one result per tool call, or one user message."""
-        calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict) and "id" in call]
+        calls = message.get("tool_calls") or ()
         if calls:
-            return [tool_result(f"Error: {error}", call["id"]) for call in calls]
+            return [tool_result(f"Error: {error}", call_id(call, index)) for index, call in enumerate(calls)]
         return [user(f"Error: {error}")]
 
     # ---- what gymnasium and rollouts call ---------------------------------------------------------------------
@@ -217,38 +218,54 @@ class Env(gymnasium.Env[list[Message], "Message | str"]):
         self._over = terminated or truncated
         if self._over:
             info.setdefault("success", self._total >= self.success_threshold)
-        return as_observation(observation), reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, info
 
     async def aconclude(self, outcome: Outcome, info: dict[str, Any] | None = None) -> float:
         """Call `conclude` and return its reward; named parts are added to `info["reward_parts"]`."""
         value = await call_hook(self.conclude, outcome)
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             if info is not None:
                 info["reward_parts"] = {**info.get("reward_parts", {}), **value}
             value = sum(value.values())
         self._over = True
-        return float(value)
+        return self._number(value, "conclude")
 
     async def _play(self, message: Message) -> Any:
         invalid = message.get("invalid_tool_calls")
         if not invalid:
             return await call_hook(self.act, message)
-        text = "; ".join(str(call.get("error", call)) for call in invalid)
+        text = "; ".join(str(call.get("error", call) if isinstance(call, Mapping) else call) for call in invalid)
         if self.on_malformed == "end":
             info = {"action_error": text, "action_status": "malformed", "outcome": str(Outcome.MALFORMED_ACTION)}
             return [], self.reward_range[0] - self._total, True, False, {**info, "success": False}
         raise ActionError(f"the tool call does not parse: {text}", status="malformed")
 
-    def _checked(self, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _checked(self, result: Any) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
         """The result of `act`, with its types made plain. Raises `EnvError` for what is not one."""
         where = f"{type(self).__name__}.act"
         if not isinstance(result, tuple) or len(result) != 5:
-            raise EnvError(f"{where} must return (observation, reward, terminated, truncated, info), got {result!r:.200}")
+            raise EnvError(
+                f"{where} must return (observation, reward, terminated, truncated, info), got {result!r:.200}"
+            )
         observation, reward, terminated, truncated, info = result
+        if not isinstance(info, Mapping | None):
+            raise EnvError(f"{where}: info must be a mapping, got {info!r:.200}")
+        messages = as_observation(observation)
+        return messages, self._number(reward, "act"), bool(terminated), bool(truncated), dict(info or {})
+
+    def _number(self, reward: Any, hook: str) -> float:
+        where = f"{type(self).__name__}.{hook}"
         try:
-            reward = float(reward)
+            number = float(reward)
         except (TypeError, ValueError):
             raise EnvError(f"{where}: the reward must be a number, got {reward!r:.200}") from None
-        if reward != reward or reward in (float("inf"), float("-inf")):
-            raise EnvError(f"{where}: the reward must be finite, got {reward}")
-        return observation, reward, bool(terminated), bool(truncated), dict(info or {})
+        if not math.isfinite(number):
+            raise EnvError(f"{where}: the reward must be finite, got {number}")
+        return number
+
+
+@cache
+def _defaults(cls: Any) -> dict[str, Any]:
+    """The default values of the config of an environment's class."""
+    parameters = keyword_parameters(cls).values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from stepgym.errors import ActionError
+from stepgym.errors import ActionError, EnvError
 
 Message: TypeAlias = dict[str, Any]
 """`role`, `content`, and where they apply `tool_calls`, `tool_call_id`, `reasoning_content`.
@@ -16,10 +17,12 @@ the prompt ended in) and `invalid_tool_calls: [{text, error}]`.
 
 
 def system(content: str) -> Message:
+    """A system message."""
     return {"role": "system", "content": content}
 
 
 def user(content: str) -> Message:
+    """A user message."""
     return {"role": "user", "content": content}
 
 
@@ -29,7 +32,24 @@ def assistant(content: str) -> Message:
 
 
 def tool_result(content: str, call_id: str) -> Message:
+    """The result of the tool call with that id."""
     return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+def tool_call(name: str, /, **arguments: Any) -> Message:
+    """An assistant message that calls one tool, as an expert would write it."""
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+    }
+
+
+def call_id(call: object, index: int) -> str:
+    """The id of a tool call, or `call_<index>` where it has none."""
+    given = call.get("id") if isinstance(call, Mapping) else None
+    return given if isinstance(given, str) and given else f"call_{index}"
 
 
 def as_assistant(action: object) -> Message:
@@ -40,24 +60,46 @@ def as_assistant(action: object) -> Message:
     if isinstance(action, str):
         return assistant(action)
     if not isinstance(action, Mapping):
-        raise ActionError(f"an action is an assistant message or a string, not {type(action).__name__}", status="malformed")
+        raise ActionError(
+            f"an action is an assistant message or a string, not {type(action).__name__}", status="malformed"
+        )
     if action.get("role", "assistant") != "assistant":
         raise ActionError(f"an action has the role 'assistant', not {action.get('role')!r}", status="malformed")
-    content = action.get("content")
-    if content is not None and not isinstance(content, str):
-        raise ActionError(f"'content' must be text, not {type(content).__name__}", status="malformed")
-    message: Message = {**action, "role": "assistant", "content": content or ""}
+    content = _text_of(action.get("content"))
+    for field in ("tool_calls", "invalid_tool_calls"):
+        if not isinstance(action.get(field), list | tuple | None):
+            kind = type(action[field]).__name__
+            raise ActionError(f"{field!r} must be a list, not {kind}", status="malformed")
+    message: Message = {**action, "role": "assistant", "content": content}
     if not isinstance(message.get("text"), str):
         message["text"] = message["content"]
     return message
 
 
+def _text_of(content: object) -> str:
+    """The text of a content: text, None, or a list of text parts as some clients send it."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(str(text) for text in texts)
+    raise ActionError(f"'content' must be text, not {type(content).__name__}", status="malformed")
+
+
 def as_observation(observation: object) -> list[Message]:
-    """The list of new messages that an observation stands for; a string is one user message."""
+    """The list of new messages that an observation stands for; a string is one user message.
+
+    Raises `EnvError` for anything else: the environment made it, not the agent.
+    """
     if observation is None:
         return []
     if isinstance(observation, str):
         return [user(observation)]
     if isinstance(observation, Mapping):
         return [dict(observation)]
-    return [dict(message) for message in observation]  # type: ignore[attr-defined]
+    if isinstance(observation, list | tuple) and all(isinstance(message, Mapping) for message in observation):
+        return [dict(message) for message in observation]
+    raise EnvError(f"an observation is text, a message or a list of messages, not {observation!r:.200}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from stepgym.errors import UserError
 from stepgym.plugins import import_target, plugin_entry_points, unknown
@@ -95,7 +95,7 @@ def make(env_id: str | type[Env], /, **config: Any) -> Env:
         cls, where = env_id, env_id.__name__
     else:
         cls, where = env_class(env_id), "env"
-    return cast("Env", cls(**validate_kwargs(cls, config, where)))
+    return cls(**validate_kwargs(cls, config, where))
 
 
 def make_registered(*, stepgym_id: str, render_mode: str | None = None, **config: Any) -> Env:

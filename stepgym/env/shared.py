@@ -1,4 +1,4 @@
-"""Heavy things that all environments of one class and config share: opened once per process, closed when the run ends."""
+"""Heavy things that all environments of one class and config share: opened once per process, closed with the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import inspect
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -13,26 +14,43 @@ from typing import Any
 from stepgym.env.worker import run_blocking
 
 logger = logging.getLogger(__name__)
+
+
+class _Slot:
+    """One thing to share, and the lock under which it is opened: opening one never waits for another."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.opened = False
+        self.resource: Any = None
+
+
 _lock = threading.Lock()
-_opened: dict[tuple[type, str], Any] = {}
+_slots: dict[tuple[type, str], _Slot] = {}
+_inherited: list[dict[tuple[type, str], _Slot]] = []
 
 
 def get_shared(cls: Any, config: Mapping[str, Any]) -> Any:
     """What `cls.open_shared(**config)` returned, opening it on first use. Safe to call from any thread."""
     key = (cls, json.dumps(config, sort_keys=True, default=str))
     with _lock:
-        if key not in _opened:
-            opened = cls.open_shared(**config)
-            _opened[key] = run_blocking(opened) if inspect.iscoroutine(opened) else opened
-        return _opened[key]
+        slot = _slots.setdefault(key, _Slot())
+    with slot.lock:
+        if not slot.opened:
+            resource = cls.open_shared(**config)
+            slot.resource = run_blocking(resource) if inspect.iscoroutine(resource) else resource
+            slot.opened = True
+        return slot.resource
 
 
 def close_shared() -> None:
     """Close everything that was opened. Called when a run ends, and when the process does."""
     with _lock:
-        opened = list(_opened.values())
-        _opened.clear()
-    for resource in opened:
+        slots = list(_slots.values())
+        _slots.clear()
+    for slot in slots:
+        with slot.lock:
+            resource, slot.resource, slot.opened = slot.resource, None, False
         close = getattr(resource, "close", None)
         if close is None:
             continue
@@ -44,4 +62,14 @@ def close_shared() -> None:
             logger.exception("closing %r failed", resource)
 
 
+def _forget() -> None:
+    """In a forked process: what is open belongs to the parent, so it is neither used nor closed here."""
+    global _lock, _slots
+    _lock = threading.Lock()
+    _inherited.append(_slots)  # kept alive: a finaliser would close the parent's pipes and files
+    _slots = {}
+
+
 atexit.register(close_shared)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget)

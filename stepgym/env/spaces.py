@@ -47,9 +47,11 @@ class MessageSpace(_TextLike):
     """Actions: one assistant message, or a string that stands for one."""
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> Message:
+        """An assistant message that says a few words in no particular order."""
         return assistant(self._sentence())
 
     def contains(self, x: Any) -> bool:
+        """Whether `x` is text or an assistant message."""
         if isinstance(x, str):
             return True
         return (
@@ -63,9 +65,11 @@ class ConversationSpace(_TextLike):
     """Observations: the list of new messages."""
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> list[Message]:
+        """One user message that says a few words in no particular order."""
         return [user(self._sentence())]
 
     def contains(self, x: Any) -> bool:
+        """Whether `x` is a list of messages with known roles."""
         return isinstance(x, (list, tuple)) and all(
             isinstance(message, Mapping) and message.get("role") in _ROLES for message in x
         )

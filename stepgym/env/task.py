@@ -26,6 +26,7 @@ class Task:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """A row that `from_dict` reads back."""
         return {"id": self.id, "prompt": self.prompt, "answer": self.answer, "data": dict(self.data)}
 
     @classmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
@@ -16,9 +17,13 @@ T = TypeVar("T")
 
 
 class DaemonThreads:
-    """A pool without a bound: a call takes an idle thread or starts one, so a hung call costs one thread and no more."""
+    """A pool without a bound: a call takes an idle thread or starts one, so a hung call costs one thread only."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with no threads. A forked process must: it has its parent's queues but not their threads."""
         self._idle: list[SimpleQueue[tuple[Callable[[], None]]]] = []
         self._lock = threading.Lock()
 
@@ -79,18 +84,42 @@ class _LoopThread:
     """One event loop on a daemon thread, for callers without a loop (or inside one that they cannot await on)."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with no loop; see `DaemonThreads.forget`."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            # A coroutine on this very loop called something synchronous that needs a loop (an environment that plays
+            # another one). Waiting here for this loop would wait for ever, so the inner call gets a loop of its own.
+            return _LoopThread().run_once(coroutine)
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="stepgym-loop", daemon=True).start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="stepgym-loop", daemon=True)
+                self._thread.start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def run_once(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run on a loop that ends with the coroutine."""
+        try:
+            return self.run(coroutine)
+        finally:
+            loop, thread = self._loop, self._thread
+            if loop is not None and thread is not None:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
+                loop.close()
 
 
 _loop_thread = _LoopThread()
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=threads.forget)
+    os.register_at_fork(after_in_child=_loop_thread.forget)
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -99,7 +128,12 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def call_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    """Call a hook that may be sync or async: async ones are awaited, sync ones run in a daemon thread."""
+    """Call a hook that may be sync or async: async ones are awaited, sync ones run in a daemon thread.
+
+    What a sync hook returns is awaited too if it can be, as in `def begin(self, task): return super().begin(task)`
+    over an async `begin`.
+    """
     if inspect.iscoroutinefunction(hook):
         return await hook(*args)
-    return await threads.run(hook, *args)
+    result = await threads.run(hook, *args)
+    return await result if inspect.isawaitable(result) else result
