@@ -1,0 +1,183 @@
+"""The model that is trained: log-probabilities of given tokens, with gradients, for any causal language model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepgym.errors import UserError
+from stepgym.model.logprobs import TokenScores, scores_from_logits, token_scores
+from stepgym.train.batch import Batch, MicroBatch, micro_batches
+
+logger = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class PolicyConfig(BaseModel):
+    """How the model is held and computed.
+
+    Attributes:
+        device: A torch device such as `cpu` or `cuda:0`; `auto` is `cuda` where there is one.
+        dtype: Type of the weights. Keep float32 and let `autocast` compute in bfloat16: an optimizer step at a small
+            learning rate is lost in bfloat16 weights.
+        autocast: `bfloat16` computes matrix products in bfloat16, `none` in the type of the weights; `auto` is
+            `bfloat16` on CUDA and `none` on the CPU.
+        attention: Attention implementation of `transformers`.
+        gradient_checkpointing: Keep only each layer's input and compute the rest again on the way back: less memory,
+            about a third more time.
+        micro_batch_tokens: Most tokens, padding included, of one forward and backward pass. Changes memory and speed,
+            never the result.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    autocast: Literal["auto", "none", "bfloat16"] = "auto"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: int = Field(default=16384, gt=0)
+
+
+class Policy:
+    """A causal language model of `transformers`, as the trainer sees it.
+
+    The model may be shared with an engine in the same process, which then samples from the current weights. It is in
+    evaluation mode except within an update, and dropout is switched off for good: what is trained must be what was
+    sampled from.
+
+    Args:
+        model: A `transformers` model with a language-modelling head.
+        config: How it is held and computed.
+    """
+
+    def __init__(self, model: Any, config: PolicyConfig | None = None) -> None:
+        self.config = config or PolicyConfig()
+        self.device = _device(self.config.device)
+        self.model = model.to(device=self.device, dtype=_DTYPES[self.config.dtype])
+        self.model.requires_grad_(True)
+        self.model.eval()
+        _disable_dropout(self.model)
+        if self.config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._plain_head = self._has_plain_head()
+        if not self._plain_head:
+            logger.info("the head of %s does more than one projection: logits are computed whole", type(model).__name__)
+
+    @classmethod
+    def load(cls, path: str | Path, config: PolicyConfig | None = None) -> Policy:
+        """Load a model from a folder or a hub name. Raises `UserError` when there is none."""
+        from transformers import AutoModelForCausalLM
+
+        config = config or PolicyConfig()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=_DTYPES[config.dtype], attn_implementation=config.attention
+            )
+        except (OSError, ValueError, ImportError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"model {str(path)!r} cannot be loaded: {reason}") from error
+        return cls(model, config)
+
+    def frozen_copy(self) -> Policy:
+        """A copy that is never trained: the reference of a KL term."""
+        twin = copy.copy(self)
+        twin.model = copy.deepcopy(self.model)
+        twin.model.requires_grad_(False)
+        return twin
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Training mode within, evaluation mode after. Only gradient checkpointing needs it: there is no dropout."""
+        self.model.train(self.config.gradient_checkpointing)
+        try:
+            yield
+        finally:
+            self.model.eval()
+
+    def micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        """Cut a batch to `micro_batch_tokens`."""
+        return list(micro_batches(batch, self.config.micro_batch_tokens))
+
+    def score(self, micro_batch: MicroBatch, *, entropy: bool = False, greedy: bool = False) -> TokenScores:
+        """Score the trained tokens of a micro-batch, in its order; see `token_scores`.
+
+        Logits are computed only where a trained token is predicted. Everything is returned on the policy's device.
+        """
+        ids = micro_batch.ids.to(self.device, non_blocking=True)
+        place = micro_batch.place.to(self.device, non_blocking=True)
+        target = micro_batch.target.to(self.device, non_blocking=True)
+        temperature = micro_batch.temperature
+        if temperature is not None:
+            temperature = temperature.to(self.device, non_blocking=True)
+        with self._autocast():
+            if not self._plain_head:
+                logits = self.model(input_ids=ids, use_cache=False).logits.flatten(0, 1).index_select(0, place)
+                return scores_from_logits(logits, target, temperature, entropy, greedy)
+            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            head = self.model.get_output_embeddings()
+            return token_scores(
+                hidden.flatten(0, 1).index_select(0, place),
+                head.weight,
+                target,
+                bias=head.bias,
+                temperature=temperature,
+                entropy=entropy,
+                greedy=greedy,
+            )
+
+    @torch.no_grad()
+    def logprobs(self, micro_batches: list[MicroBatch], count: int) -> torch.Tensor:
+        """Tensor [count] on the policy's device: the log-probability of each trained token of a batch, no gradient."""
+        result: torch.Tensor | None = None
+        for micro_batch in micro_batches:
+            scores = self.score(micro_batch)
+            if result is None:
+                result = torch.zeros(count, dtype=scores.logprob.dtype, device=self.device)
+            result[micro_batch.token.to(self.device)] = scores.logprob
+        return torch.zeros(count, device=self.device) if result is None else result
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        wanted = self.config.autocast
+        if wanted == "auto":
+            wanted = "bfloat16" if self.device.type == "cuda" and self.config.dtype == "float32" else "none"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if wanted == "bfloat16" else nullcontext()
+
+    @torch.no_grad()
+    def _has_plain_head(self) -> bool:
+        """Whether logits are one projection of the last hidden state: no soft cap, no scale. Tried, not guessed."""
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear) or self.model.base_model is self.model:
+            return False
+        ids = torch.arange(4, device=self.device)[None] % self.model.config.get_text_config().vocab_size
+        logits = self.model(input_ids=ids, use_cache=False).logits
+        ours = head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        return bool(torch.equal(logits.to(ours.dtype), ours))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is not one; use cpu, cuda, cuda:0, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name!r}: this machine has no CUDA GPU, or torch was built without CUDA; use cpu")
+    return device
+
+
+def _disable_dropout(model: torch.nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
