@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,7 +30,7 @@ MAX_FAILED_SHARE = 0.02
 UNSCORABLE = "unscorable"
 """The key under which `Evaluation.excluded` counts the episodes of unscorable tasks."""
 
-_UNSCORABLE_ERROR = re.compile(r"^(?:[\w.]+\.)?UnscorableTask\b", re.MULTILINE)
+_UNSCORABLE_DETAIL = "unscorable task"  # how `Episode` begins the outcome's detail for an `UnscorableTask`
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +173,7 @@ class EpisodeScore:
 
 def is_unscorable(trajectory: Trajectory) -> bool:
     """Whether the environment said that the task itself cannot be scored, by raising `UnscorableTask`."""
-    if trajectory.outcome is not Outcome.ENV_ERROR:
-        return False
-    return any(_UNSCORABLE_ERROR.search(text) for text in (trajectory.outcome_detail, trajectory.error))
+    return trajectory.outcome is Outcome.ENV_ERROR and trajectory.outcome_detail.startswith(_UNSCORABLE_DETAIL)
 
 
 def summarize(
