@@ -372,6 +372,15 @@ def _stored(
     tried: dict[tuple[str, int], int] = {}
     if store is None:
         return finished, tried
+    final = set(store.ids(final_only=True))
+    for known in store.ids():
+        if (known.phase, known.iteration) != (phase, iteration):
+            continue
+        key = (known.task_id, known.sample)
+        tried[key] = max(tried.get(key, 0), known.attempt + 1)
+        if known in final:
+            finished[key] = known
+    return finished, tried
     for known, final in store.attempts(phase=phase, iteration=iteration):
         key = (known.task_id, known.sample)
         tried[key] = max(tried.get(key, 0), known.attempt + 1)
