@@ -20,23 +20,27 @@ _MAX_INT_BITS = 12_000  # Python refuses to parse decimal integers of more than 
 _MAX_DEPTH = 200  # what one stack can write, another that is deeper already must be able to read
 
 
-def dump_json(value: Any) -> str:
-    """JSON text of a value, in plain UTF-8, on one line, keys in their own order.
+def dump_json(value: Any, *, sort_keys: bool = False) -> str:
+    """JSON text of a value, in plain UTF-8, on one line, keys in their own order unless they are to be sorted.
 
     Tuples become lists and numpy scalars and arrays become numbers and lists. What JSON cannot hold at all comes
     back as a string: an object of some class as its `repr`, a nesting of more than 200 levels as a note that says so.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _strict_dumps(value, sort_keys)
         if MARK not in text and _is_plain(value):
             text.encode()
             return text
     except (TypeError, ValueError, RecursionError):
         pass  # UnicodeEncodeError is a ValueError: a value that needs wrapping
     try:
-        return json.dumps(_wrapped(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return _strict_dumps(_wrapped(value), sort_keys)
     except RecursionError:
         return json.dumps({MARK: ["repr", _too_deep(value)]})
+
+
+def _strict_dumps(value: Any, sort_keys: bool) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":"))
 
 
 def load_json(text: str) -> Any:
