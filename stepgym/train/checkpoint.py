@@ -1,0 +1,249 @@
+"""Checkpoints: written whole or not at all, and read back to the bit-identical next update.
+
+A checkpoint is a folder `update-00000120/` that holds `model/`, in the format of `transformers` (safetensors, with the
+tokenizer), so that it can be served as it is; `learner.pt`, the optimizer and the random generators, read with
+`torch.load(weights_only=True)` only; and `state.json`, the counters, the score and what the caller keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import random
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stepgym.errors import UserError
+from stepgym.train.learner import Learner
+from stepgym.train.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"update-(\d{8,})")
+_TEMPORARY = ".partial-"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk.
+
+    Attributes:
+        path: Its folder.
+        update: Number of updates made when it was written.
+        score: What the best one is picked by; None where it was not evaluated.
+        extra: What the caller kept, as JSON.
+    """
+
+    path: Path
+    update: int
+    score: float | None
+    extra: Mapping[str, Any]
+
+    @property
+    def model_path(self) -> Path:
+        """The folder that `transformers` or a server loads."""
+        return self.path / "model"
+
+
+class CheckpointStore:
+    """The checkpoints of a run.
+
+    Args:
+        path: Their folder; made when the first is written.
+        keep: How many of the latest are kept. The best one, by score, is kept besides.
+    """
+
+    def __init__(self, path: str | Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise UserError(f"checkpoints: keep must be 1 or more, not {keep}")
+        self.path = Path(path)
+        self.keep = keep
+
+    def all(self) -> list[Checkpoint]:
+        """All complete checkpoints, in the order of their updates."""
+        if not self.path.is_dir():
+            return []
+        return sorted(
+            (self._read(entry) for entry in self.path.iterdir() if _NAME.fullmatch(entry.name)),
+            key=lambda checkpoint: checkpoint.update,
+        )
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint of the latest update; None where there is none."""
+        found = self.all()
+        return found[-1] if found else None
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the highest score, the latest of equals; None where none has a score."""
+        scored = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
+        return max(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.update)) if scored else None
+
+    def save(
+        self,
+        learner: Learner,
+        *,
+        tokenizer: Any = None,
+        score: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Write a checkpoint of the learner as it is now, then delete those that are no longer kept.
+
+        It is written under a temporary name, flushed to the disk and renamed, so a killed run leaves it whole or not
+        at all. A checkpoint of the same update is replaced.
+
+        Args:
+            learner: What is saved: weights, optimizer, counters; and its reference, once per store.
+            tokenizer: Saved beside the model where given.
+            score: What the best one is picked by.
+            extra: What the caller wants back on resuming, as JSON.
+        """
+        if score is not None and not math.isfinite(score):
+            raise UserError(f"checkpoints: the score must be finite, not {score}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        if learner.reference is not None and not (self.path / "reference").exists():
+            self._write("reference", lambda folder: learner.reference.model.save_pretrained(folder))  # type: ignore[union-attr]
+        state = {"format": _FORMAT, "update": learner.updates, "score": score, "extra": dict(extra or {})}
+        text = json.dumps(state, indent=2, allow_nan=False)
+
+        def fill(folder: Path) -> None:
+            learner.policy.model.save_pretrained(folder / "model")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder / "model")
+            torch.save({"learner": learner.state_dict(), "random": random_state()}, folder / "learner.pt")
+            (folder / "state.json").write_text(text, encoding="utf-8")
+
+        path = self._write(f"update-{learner.updates:08d}", fill)
+        self._delete_old()
+        return Checkpoint(path, learner.updates, score, dict(extra or {}))
+
+    def restore(self, learner: Learner, checkpoint: Checkpoint | None = None) -> Checkpoint | None:
+        """Put a learner back where a checkpoint was written; the latest where none is given.
+
+        Weights are copied into the learner's model, which an engine may share. Returns the checkpoint, or None
+        (and changes nothing) where the store is empty.
+
+        Raises:
+            UserError: The checkpoint does not fit the model, or a file of it cannot be read.
+        """
+        checkpoint = checkpoint or self.latest()
+        if checkpoint is None:
+            return None
+        try:
+            state = torch.load(checkpoint.path / "learner.pt", map_location=learner.policy.device, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
+            raise UserError(f"checkpoint {checkpoint.path}: learner.pt cannot be read: {_first_line(error)}") from error
+        load_weights(learner.policy, checkpoint.model_path)
+        if learner.reference is not None and (self.path / "reference").exists():
+            load_weights(learner.reference, self.path / "reference")
+        try:
+            learner.load_state_dict(state["learner"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            reason = _first_line(error)
+            raise UserError(f"checkpoint {checkpoint.path}: its optimizer does not fit the model: {reason}") from error
+        set_random_state(state["random"])
+        return checkpoint
+
+    # ---- within -------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> Checkpoint:
+        try:
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            if state["format"] != _FORMAT:
+                raise UserError(
+                    f"checkpoint {path}: format {state['format']} is not {_FORMAT}, which this version reads"
+                )
+            return Checkpoint(path, int(state["update"]), state["score"], state["extra"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"checkpoint {path}: state.json cannot be read: {_first_line(error)}") from error
+
+    def _write(self, name: str, fill: Any) -> Path:
+        final, partial = self.path / name, self.path / f"{_TEMPORARY}{name}-{os.getpid()}"
+        partial.mkdir()
+        try:
+            fill(partial)
+            for folder, _, files in os.walk(partial):
+                for file in files:
+                    _flush(Path(folder) / file)
+                _flush(Path(folder))
+            if final.exists():
+                # A folder cannot be replaced in one go; the old one goes under a name that readers ignore.
+                discarded = self.path / f"{_TEMPORARY}old-{name}-{os.getpid()}"
+                final.rename(discarded)
+                partial.rename(final)
+                shutil.rmtree(discarded)
+            else:
+                partial.rename(final)
+            _flush(self.path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return final
+
+    def _sweep(self) -> None:
+        """Delete what a killed run left half written."""
+        for entry in self.path.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+    def _delete_old(self) -> None:
+        found, best = self.all(), self.best()
+        for checkpoint in found[: -self.keep]:
+            if best is None or checkpoint.path != best.path:
+                shutil.rmtree(checkpoint.path)
+
+
+def load_weights(policy: Policy, path: Path) -> None:
+    """Copy the weights of a saved model into a policy, in place. Raises `UserError` when they do not fit."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        # Through from_pretrained, because the names on disk are not those in memory for every architecture.
+        saved = AutoModelForCausalLM.from_pretrained(str(path), dtype=policy.model.dtype)
+        policy.model.load_state_dict(saved.state_dict())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"checkpoint {path}: its weights do not fit the model: {_first_line(error)}") from error
+
+
+def random_state() -> dict[str, Any]:
+    """State of the global random generators of torch, numpy and Python, as tensors and plain values."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    version, internal, following = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(internal), following],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put the global random generators back where `random_state` was called."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, internal, following = state["python"]
+    random.setstate((version, tuple(internal), following))
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0]

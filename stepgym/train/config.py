@@ -1,0 +1,153 @@
+"""The config of a learner: which algorithm, with which settings. What cannot work is refused when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from stepgym.config import validate_kwargs
+from stepgym.credit import CREDITS
+from stepgym.errors import UserError
+from stepgym.plugins import Registry, unknown
+from stepgym.train.batch import RowKind
+from stepgym.train.losses import CORRECTIONS, KLS, LOSSES
+from stepgym.train.losses.reduction import Reduction
+from stepgym.train.optimizer import OptimizerConfig
+
+
+class Choice(BaseModel):
+    """A function picked by name, with its options: `{kind: grpo, scale_by_std: false}`, or just `grpo`.
+
+    Attributes:
+        kind: Its name in the registry, or `module:function`. The other fields are its keyword-only parameters.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return dict(self.model_extra or {})
+
+    @classmethod
+    def read(cls, value: Any, registry: Registry[Any], where: str, none: bool = False) -> Choice:
+        """Check a name or a mapping against a registry. Raises `UserError` in one line that begins with `where`.
+
+        Args:
+            value: What was given.
+            registry: The names that are known.
+            where: Name of the field.
+            none: Whether `none` is a name too.
+        """
+        if isinstance(value, Choice):
+            value = value.model_dump()
+        if value is None and none:
+            value = "none"
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
+            raise UserError(f"{where}: expected a name or a mapping with 'kind', got {value!r}")
+        options = {name: option for name, option in value.items() if name != "kind"}
+        kind = value["kind"]
+        if none and kind == "none":
+            if options:
+                raise UserError(f"{where}: {next(iter(options))!r} has no effect with kind 'none'")
+            return cls(kind=kind)
+        if none and kind not in registry and ":" not in kind:
+            raise UserError(f"{where}: {unknown(registry.noun, kind, [*registry.names(), 'none'])}")
+        function = registry.get(kind)
+        return cls(kind=kind, **validate_kwargs(function, options, where))
+
+
+class KLConfig(BaseModel):
+    """A KL term in the loss, to a frozen reference: the weights that training began with.
+
+    Attributes:
+        kind: `none`, or an estimator: `k1`, `k2`, `k3` (see `stepgym.train.losses.kl`).
+        coef: Its weight in the loss.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["none", "k1", "k2", "k3"] = "none"
+    coef: float = Field(default=0.001, ge=0)
+
+    @model_validator(mode="after")
+    def _used(self) -> KLConfig:
+        if self.kind == "none" and self.coef != type(self).model_fields["coef"].default:
+            raise ValueError(f"'coef' has no effect with kind 'none'; kinds: {', '.join(KLS)}")
+        return self
+
+
+class LearnerConfig(BaseModel):
+    """How a batch of trajectories becomes updates.
+
+    Attributes:
+        credit: Rewards to advantages; names in `stepgym.credit.CREDITS`.
+        loss: Loss per token; names in `stepgym.train.losses.LOSSES`.
+        kl: A KL term in the loss.
+        correction: Weights for the gap between sampler and trainer; names in `CORRECTIONS`, or `none`. With `none`
+            the sampler's logprobs are not used, so what they mean is not checked either.
+        reduction: What the loss is a mean over: `token`, `step`, `trajectory` or `group`. Over a whole update.
+        mini_batches: Updates per batch and epoch. Each takes whole groups; they are formed before groups without
+            signal are dropped, so their number depends on groups only.
+        epochs: Passes over each batch.
+        zero_variance: `drop` groups whose rewards are equal, which have no signal, or `keep` them (for the sake of a
+            KL term).
+        rows: `merged` joins steps that extend one another; `steps` computes each step alone. The result is the same.
+        optimizer: AdamW, clipping, schedule.
+        total_updates: Number of updates that the schedule is laid out for; needed where the learning rate decays.
+        entropy: Whether to measure the policy's entropy.
+        seed: Decides which groups share a mini-batch.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    credit: Choice = Choice(kind="grpo")
+    loss: Choice = Choice(kind="ppo")
+    kl: KLConfig = KLConfig()
+    correction: Choice = Choice(kind="truncated")
+    reduction: Reduction = "trajectory"
+    mini_batches: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    zero_variance: Literal["drop", "keep"] = "drop"
+    rows: RowKind = "merged"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    total_updates: int | None = Field(default=None, gt=0)
+    entropy: bool = True
+    seed: int = 0
+
+    @field_validator("credit", mode="before")
+    @classmethod
+    def _credit(cls, value: Any) -> Choice:
+        return Choice.read(value, CREDITS, "credit")
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _loss(cls, value: Any) -> Choice:
+        return Choice.read(value, LOSSES, "loss")
+
+    @field_validator("correction", mode="before")
+    @classmethod
+    def _correction(cls, value: Any) -> Choice:
+        return Choice.read(value, CORRECTIONS, "correction", none=True)
+
+    @field_validator("kl", mode="before")
+    @classmethod
+    def _kl(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @property
+    def old_logprobs_needed(self) -> bool:
+        """Whether the weights move within a batch, so that pi_old has to be computed before the first update."""
+        return self.mini_batches > 1 or self.epochs > 1
+
+    def function(self, field: Literal["credit", "loss", "correction"]) -> Callable[..., Any]:
+        """The function that a field names."""
+        registries: dict[str, Registry[Any]] = {"credit": CREDITS, "loss": LOSSES, "correction": CORRECTIONS}
+        found: Callable[..., Any] = registries[field].get(getattr(self, field).kind)
+        return found

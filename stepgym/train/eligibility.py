@@ -1,0 +1,67 @@
+"""Which records a policy gradient may learn from: refused in one line that says which record, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stepgym.errors import UserError
+from stepgym.record.step import Step
+from stepgym.record.trajectory import Trajectory
+
+
+def require_trainable(trajectories: Iterable[Trajectory], *, correction: bool) -> None:
+    """Refuse trajectories whose steps do not say how their tokens were sampled.
+
+    Always refused: scripted steps (they are not samples of the policy; `sft` learns from them), steps without token
+    ids, and greedy decoding (at temperature 0 no log-probability exists). Unless correction is off also: absent
+    logprobs, logprobs of another kind than `processed`, truncated sampling (top-p, top-k, min-p) and penalties, for
+    then the sampler's logprobs are not those of the distribution that was sampled from, or not comparable.
+
+    Args:
+        trajectories: What would be trained on.
+        correction: Whether the importance correction between sampler and trainer is on.
+
+    Raises:
+        UserError: The first step that is refused.
+    """
+    for trajectory in trajectories:
+        for index, step in enumerate(trajectory.steps):
+            reason = _always_refused(step) or (_refused_for_correction(step) if correction else None)
+            if reason:
+                raise UserError(f"trajectory {trajectory.id}, step {index} cannot be trained on: {reason}")
+
+
+def _always_refused(step: Step) -> str | None:
+    if step.prompt_ids is None:
+        return "it has no token ids (its engine speaks only chat)"
+    if step.sampler == "scripted":
+        return "it is scripted, not sampled from the policy; use sft to learn from it"
+    if step.sampling is not None and step.sampling.temperature <= 0:
+        return "it was decoded greedily (temperature 0), where no log-probability exists; sample with temperature > 0"
+    return None
+
+
+def _refused_for_correction(step: Step) -> str | None:
+    sampling = step.sampling
+    way_out = "or set correction to none"
+    if step.logprobs is None:
+        return f"it has no logprobs; use an engine that returns them, {way_out}"
+    if sampling is None:
+        return f"it does not say how it was sampled, so its logprobs are of unknown kind; record `sampling`, {way_out}"
+    if sampling.logprobs_kind != "processed":
+        return f"its logprobs are of kind {sampling.logprobs_kind!r}, not 'processed'; change the engine, {way_out}"
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(sampling, name)
+        if value != neutral:
+            return f"it was sampled with {name} = {value}, which its logprobs leave out; use {neutral}, {way_out}"
+    return None
+
+
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}

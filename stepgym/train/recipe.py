@@ -1,0 +1,297 @@
+"""A recipe: everything that a run depends on, in one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepgym.config import apply_overrides, config_digest, load_yaml, validate, validate_kwargs
+from stepgym.env.registry import env_class
+from stepgym.errors import UserError
+from stepgym.model.engines import ENGINES
+from stepgym.plugins import Registry
+from stepgym.record.outcome import OutcomePolicy
+from stepgym.record.step import Sampling
+from stepgym.run import AGENTS
+from stepgym.run.rollouts import RolloutConfig
+
+if TYPE_CHECKING:
+    from stepgym.train.config import LearnerConfig
+    from stepgym.train.sft import SFTConfig
+
+KINDS = ("env", "agent", "model", "engine")
+"""Sections that have a `kind`: `engine=openai` on the command line switches it and resets the section."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TinyModel(_Section):
+    """A model of random weights with a tokenizer of its own, both built from the run's seed.
+
+    Attributes:
+        vocab_size, layers, width, heads, feed_forward_width: Sizes; see `stepgym.model.tiny`.
+        context_length: Most tokens that it takes.
+        special_tokens: Tags that shall be one token each.
+        corpus_tasks: The tokenizer is trained on the expert's episodes of this many training tasks.
+    """
+
+    kind: Literal["tiny"] = "tiny"
+    vocab_size: int = 576
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    feed_forward_width: int | None = None
+    context_length: int = 1024
+    special_tokens: tuple[str, ...] = ()
+    corpus_tasks: int = Field(default=512, ge=1)
+
+
+class PretrainedModel(_Section):
+    """A model of `transformers`.
+
+    Attributes:
+        path: A folder, or a hub name.
+    """
+
+    kind: Literal["pretrained"] = "pretrained"
+    path: str
+
+
+class RendererConfig(_Section):
+    """How messages become prompts.
+
+    Attributes:
+        chat_template: A Jinja file that replaces the model's own template.
+        chat_template_kwargs: Variables for the template, such as `enable_thinking`.
+        template_date: What a template that asks for the date is told; null: the day the run started.
+    """
+
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    template_date: date | None = None
+
+
+class SamplingConfig(_Section):
+    """How responses are sampled in rollouts. Training refuses what truncates the distribution (DESIGN 4, Logprob)."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def sampling(self) -> Sampling:
+        """The same as a record of sampling."""
+        return Sampling(**self.model_dump())
+
+
+class WarmStart(_Section):
+    """Imitation of the environment's expert before reinforcement.
+
+    Attributes:
+        tasks: Training tasks that the expert plays, once each.
+        expert: Options of the environment's `expert`.
+        sft: How the episodes are learned; see `stepgym.train.sft.SFTConfig`.
+    """
+
+    tasks: int = Field(ge=1)
+    expert: dict[str, Any] = {}
+    sft: dict[str, Any] = {}
+
+
+class Budget(_Section):
+    """How much reinforcement.
+
+    Attributes:
+        iterations: Batches of rollouts.
+        tasks_per_iteration: Tasks in each; every task is sampled `rollout.samples` times.
+    """
+
+    iterations: int = Field(default=100, ge=0)
+    tasks_per_iteration: int = Field(default=16, ge=1)
+
+
+class EvaluationConfig(_Section):
+    """Measuring success during and around training. Sampled as in rollouts; greedy as well where asked.
+
+    Attributes:
+        every: Iterations between evaluations on the validation split; 0 never.
+        validation_tasks: How many of its tasks.
+        test_tasks: Tasks of the test split, before and after reinforcement.
+        samples: Episodes per task.
+        greedy: Whether the test split is also played at temperature 0.
+    """
+
+    every: int = Field(default=0, ge=0)
+    validation_tasks: int = Field(default=64, ge=1)
+    test_tasks: int = Field(default=256, ge=0)
+    samples: int = Field(default=1, ge=1)
+    greedy: bool = False
+
+
+class CheckpointConfig(_Section):
+    """Attributes:
+    every: Iterations between checkpoints. Between them, a resumed run learns again from the stored trajectories.
+    keep: How many of the latest are kept, besides the best.
+    """
+
+    every: int = Field(default=10, ge=1)
+    keep: int = Field(default=2, ge=1)
+
+
+class Recipe(BaseModel):
+    """A whole run.
+
+    Attributes:
+        env: `kind` names the environment; the rest is its config.
+        agent: `kind` names the agent.
+        model: A tiny model, or a pretrained one.
+        engine: `kind` names the engine; the rest is its config.
+        renderer, sampling, rollout: How episodes are played.
+        outcomes: Changes to the outcome policy, `{outcome: {field: value}}`.
+        warm_start: Imitation before reinforcement; null for none.
+        policy: How the trained model is held and computed (`stepgym.train.policy.PolicyConfig`).
+        algorithm: How batches become updates (`stepgym.train.config.LearnerConfig`).
+        budget, evaluation, checkpoint: How much, how often.
+        seed: Seeds everything.
+        threads: Threads of torch on the CPU; null: as many as there are cores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    env: dict[str, Any]
+    agent: dict[str, Any] = {"kind": "chat"}
+    model: TinyModel | PretrainedModel = Field(discriminator="kind")
+    engine: dict[str, Any] = {"kind": "transformers"}
+    renderer: RendererConfig = RendererConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    outcomes: dict[str, Any] = {}
+    warm_start: WarmStart | None = None
+    policy: dict[str, Any] = {}
+    algorithm: dict[str, Any] = {}
+    budget: Budget = Budget()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    seed: int = 0
+    threads: int | None = Field(default=None, ge=1)
+
+    @property
+    def env_kind(self) -> str:
+        """Name of the environment."""
+        return str(self.env["kind"])
+
+    @property
+    def env_config(self) -> dict[str, Any]:
+        """Config of the environment."""
+        return _without_kind(self.env)
+
+    @property
+    def outcome_policy(self) -> OutcomePolicy:
+        """What is retried, trained, masked, dropped."""
+        return OutcomePolicy.from_config(self.outcomes)
+
+    @property
+    def digest(self) -> str:
+        """Identifies the recipe: a run folder is resumed only by the recipe that made it."""
+        return config_digest(self.model_dump(mode="json"))
+
+    def learner_config(self) -> LearnerConfig:
+        """The algorithm, checked. Raises `UserError`. Imports torch."""
+        from stepgym.train.config import LearnerConfig
+
+        fields = dict(self.algorithm)
+        updates = self.budget.iterations * int(fields.get("mini_batches", 1)) * int(fields.get("epochs", 1))
+        fields.setdefault("total_updates", max(1, updates))
+        fields.setdefault("seed", self.seed)
+        return validate(LearnerConfig, fields, "algorithm")
+
+    def sft_config(self) -> SFTConfig:
+        """How the warm start learns, checked. Raises `UserError`. Imports torch."""
+        from stepgym.train.sft import SFTConfig
+
+        assert self.warm_start is not None
+        return validate(SFTConfig, {"seed": self.seed, **self.warm_start.sft}, "warm_start.sft")
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and check all of it that can be checked without loading a model.
+
+    Args:
+        path: A YAML file. Paths in it are relative to it.
+        overrides: `section.field=value`, applied in order.
+
+    Raises:
+        UserError: The file is missing or not YAML, or a field is unknown or wrong; in one line that says where.
+    """
+    where = Path(path)
+    fields = apply_overrides(load_yaml(where), overrides, sections=KINDS)
+    return check_recipe(fields, where)
+
+
+def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
+    """Check the fields of a recipe; see `load_recipe`."""
+    recipe = validate(Recipe, fields, f"{where}:")
+    for section, registry in (("agent", AGENTS), ("engine", ENGINES)):
+        config = getattr(recipe, section)
+        _check_kind(config, section, where)
+        found = _get(registry, config["kind"], f"{where}: {section}.kind")
+        validate_kwargs(found, _without_kind(config), f"{where}: {section}")
+    _check_kind(recipe.env, "env", where)
+    try:
+        found = env_class(recipe.env_kind)
+    except UserError as error:
+        raise UserError(f"{where}: env.kind: {error}") from None
+    validate_kwargs(found, recipe.env_config, f"{where}: env")
+    _ = recipe.outcome_policy
+    return _with_absolute_paths(recipe, where.parent)
+
+
+def _get(registry: Registry[Any], name: str, where: str) -> Any:
+    try:
+        return registry.get(name)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _check_kind(config: Mapping[str, Any], section: str, where: Path) -> None:
+    if not isinstance(config.get("kind"), str):
+        raise UserError(f"{where}: {section}: a 'kind' is missing, as in {{kind: ...}}")
+
+
+def _without_kind(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "kind"}
+
+
+def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
+    """Paths that exist relative to the recipe become absolute; anything else (a hub name) stays."""
+    changes: dict[str, Any] = {}
+    if isinstance(recipe.model, PretrainedModel):
+        changes["model"] = recipe.model.model_copy(update={"path": _absolute(recipe.model.path, folder)})
+    if recipe.renderer.chat_template is not None:
+        template = _absolute(recipe.renderer.chat_template, folder)
+        changes["renderer"] = recipe.renderer.model_copy(update={"chat_template": template})
+    for section in ("env", "engine"):
+        config = getattr(recipe, section)
+        changes[section] = {k: _absolute(v, folder) if _is_path(k) else v for k, v in config.items()}
+    return recipe.model_copy(update=changes)
+
+
+def _is_path(name: str) -> bool:
+    return name in ("path", "dataset", "tokenizer", "model", "corpus") or name.endswith(("_path", "_root", "_folder"))
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    if not isinstance(value, str) or not value:
+        return value
+    candidate = folder / Path(value).expanduser()
+    return str(candidate.resolve()) if candidate.exists() else value
