@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepgym.errors import UserError
+from stepgym.env.base import Env
+from stepgym.env.task import Task
+from stepgym.errors import UnscorableTask, UserError
+from stepgym.model.engines.base import ChatEngine
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Step
 from stepgym.record.trajectory import Trajectory, TrajectoryId
+from stepgym.run.rollouts import RolloutConfig, rollout
 from stepgym.run.statistics import EpisodeScore, is_unscorable, summarize
 
 
@@ -84,24 +88,42 @@ def test_an_interrupted_evaluation_is_incomplete() -> None:
     assert not summarize([episode(str(i), 0, 1) for i in range(90)], expected=90).incomplete
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"outcome_detail": "UnscorableTask: the gold query returns no rows"},
-        {"error": "Traceback (most recent call last):\n  ...\nstepgym.errors.UnscorableTask: the gold is empty\n"},
-    ],
-)
-def test_unscorable_tasks_are_named_and_are_neither_zeros_nor_failures(fields: dict[str, str]) -> None:
-    unscorable = [episode("u", i, None, outcome=Outcome.ENV_ERROR, **fields) for i in range(2)]
+def test_unscorable_tasks_are_named_and_are_neither_zeros_nor_failures() -> None:
+    detail = "unscorable task: the gold query returns no rows"
+    unscorable = [episode("u", i, None, outcome=Outcome.ENV_ERROR, outcome_detail=detail) for i in range(2)]
     result = summarize([episode("a", 0, 1), *unscorable])
     assert (result.success, result.unscorable_tasks, result.excluded) == (1.0, ("u",), {"unscorable": 2})
     assert not result.incomplete
 
 
+class SilentEngine(ChatEngine):
+    """Never asked: the episode fails before the model's first turn."""
+
+    async def chat(self, messages: Any, sampling: Any, **options: Any) -> Any:
+        raise AssertionError("no turn is to be sampled for a task that cannot be scored")
+
+
+class Unscorable(Env):
+    """An environment whose only task has no answer to score against."""
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id="u")]
+
+    def begin(self, task: Task) -> Any:
+        raise UnscorableTask("the gold answer is empty")
+
+
+def test_an_unscorable_task_is_recognised_as_the_rollout_records_it() -> None:
+    trajectories = rollout(Unscorable, [Task(id="u")], SilentEngine(), config=RolloutConfig(samples=2))
+    result = summarize(trajectories, expected=2)
+    assert result.unscorable_tasks == ("u",)
+    assert (result.episodes, result.excluded, result.incomplete) == (0, {"unscorable": 2}, False)
+
+
 def test_another_environment_error_is_not_an_unscorable_task() -> None:
-    error = episode("a", outcome=Outcome.ENV_ERROR, outcome_detail="ValueError: no UnscorableTask here")
+    error = episode("a", outcome=Outcome.ENV_ERROR, outcome_detail="ValueError: no unscorable task here")
     assert not is_unscorable(error)
-    assert not is_unscorable(episode("a", outcome_detail="UnscorableTask: said by an agent"))
+    assert not is_unscorable(episode("a", outcome_detail="unscorable task: said by an agent"))
 
 
 def test_attempts_that_were_retried_are_counted_and_change_nothing() -> None:
