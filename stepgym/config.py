@@ -95,13 +95,17 @@ def _signature_chain(target: Target) -> list[Callable[..., Any]]:
     return chain
 
 
-@lru_cache(maxsize=512)
 def config_model(target: Target) -> type[BaseModel]:
     """A pydantic model (`extra="forbid"`) of the keyword-only parameters of a class's constructor or of a function.
 
     A class that is a pydantic model already is returned as it is. Raises `TypeError` for annotations that cannot be
     resolved or that pydantic cannot check.
     """
+    return _config_model(target)
+
+
+@lru_cache(maxsize=512)
+def _config_model(target: Any) -> type[BaseModel]:
     from pydantic import BaseModel, ConfigDict, create_model
     from pydantic.errors import PydanticUserError
 

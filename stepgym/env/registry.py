@@ -68,6 +68,11 @@ def resolve_env_id(name: str) -> str:
     raise UserError(f"{unknown('environment', name, [*short, *sorted(targets)])} (or give 'module:Class')")
 
 
+def env_target(env_id: str) -> str:
+    """Where an installed environment lives, as `module:Class`. Raises `KeyError` for an unknown id."""
+    return _targets()[env_id]
+
+
 def env_class(name: str) -> type[Env]:
     """The class of an environment by id, short name or `module:Class`. Raises `UserError` when there is none."""
     from stepgym.env.base import Env

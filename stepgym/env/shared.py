@@ -43,11 +43,10 @@ def get_shared(cls: Any, config: Mapping[str, Any]) -> Any:
         return slot.resource
 
 
-def close_shared() -> None:
-    """Close everything that was opened. Called when a run ends, and when the process does."""
+def close_shared(cls: type | None = None) -> None:
+    """Close everything that was opened, or what was opened for one class. Called when a run or the process ends."""
     with _lock:
-        slots = list(_slots.values())
-        _slots.clear()
+        slots = [_slots.pop(key) for key in list(_slots) if cls is None or key[0] is cls]
     for slot in slots:
         with slot.lock:
             resource, slot.resource, slot.opened = slot.resource, None, False

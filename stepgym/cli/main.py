@@ -1,0 +1,157 @@
+"""The command `stepgym`: finds the verb, runs it, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 done, 1 a gate failed, 2 user error, 3 incomplete, 130 interrupted. Results go to stdout, progress and
+errors to stderr. A verb's module is imported when the verb is run, so `stepgym --help` is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from stepgym.errors import StepgymError
+from stepgym.plugins import Registry
+
+VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
+    "command",
+    {
+        "check-env": "stepgym.cli.check_env:check_env",
+        "eval": "stepgym.cli.eval:eval",
+        "list": "stepgym.cli.list:list_entries",
+        "new-env": "stepgym.cli.new_env:new_env",
+        "rollout": "stepgym.cli.rollout:rollout",
+        "train": "stepgym.cli.train:train",
+    },
+    group="stepgym.commands",
+)
+_HELP = {
+    "check-env": "Check that an environment keeps its promises.",
+    "eval": "Measure a model in an environment, or compare two measurements.",
+    "list": "List environments, agents, engines or algorithms with their fields.",
+    "new-env": "Write the package of a new environment.",
+    "rollout": "Play the tasks of a recipe and record the trajectories.",
+    "train": "Train a model by a recipe.",
+}
+
+
+class VerbGroup(TyperGroup):
+    """The verbs of `VERBS`. Listing them imports none of them; only the one that is run is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all verbs, those of plug-ins included."""
+        return VERBS.names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that has the verb's name and one line of help."""
+        if cmd_name not in VERBS:
+            return None
+        return TyperCommand(cmd_name, help=_HELP.get(cmd_name, f"Added by {VERBS.target(cmd_name).split(':')[0]}."))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb itself, imported, with the arguments that are left for it."""
+        name, rest = args[0], args[1:]
+        verb = VERBS.get(name) if name in VERBS or not name.startswith("-") else ctx.fail(f"No such option: {name}")
+        if isinstance(verb, typer.Typer):
+            return name, typer.main.get_group(verb), rest
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(verb)
+        return name, typer.main.get_command(single), rest
+
+
+app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from stepgym import __version__
+
+        typer.echo(f"stepgym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def stepgym(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and detailed logs. Works after the verb too.")
+    ] = False,
+) -> None:
+    """An agent-environment gym for language models that records every turn, and a trainer that learns from it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit the process with its code.
+
+    Args:
+        arguments: What follows `stepgym`; by default what the process was started with.
+    """
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit code."""
+    arguments, debug = _without_debug(arguments)
+    debug = debug or os.environ.get("STEPGYM_DEBUG", "0") not in ("", "0")
+    _set_up_logging(debug)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # so that `module:Class` finds what lies in the folder one works in
+    try:
+        code = typer.main.get_group(app).main(args=arguments or ["--help"], prog_name="stepgym", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read our output has closed it (`stepgym list envs | head`). Python would complain again on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except StepgymError as error:
+        if debug:
+            raise
+        return _fail(f"error: {_one_line(error)}", error.exit_code)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error; which class of click's it is depends on typer's version
+            verb = getattr(getattr(error, "ctx", None), "command_path", "stepgym")
+            return _fail(f"error: {_one_line(error.format_message())} (see '{verb} --help')", 2)
+        if type(error).__name__ == "Abort":
+            return _fail("interrupted", 130)
+        if debug:
+            raise
+        return _fail(
+            f"internal error: {type(error).__name__}: {_one_line(error)} (run again with --debug for the traceback)", 1
+        )
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument != "--debug"]
+    return [*kept, *arguments[end:]], len(kept) < end
+
+
+def _set_up_logging(debug: bool) -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("stepgym").setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(line: str, code: int) -> int:
+    sys.stdout.flush()
+    print(line, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()
