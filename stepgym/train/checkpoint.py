@@ -14,7 +14,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,9 @@ class CheckpointStore:
             raise UserError(f"checkpoints: the score must be finite, not {score}")
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        if learner.reference is not None and not (self.path / "reference").exists():
-            self._write("reference", lambda folder: learner.reference.model.save_pretrained(folder))  # type: ignore[union-attr]
+        reference = learner.reference
+        if reference is not None and not (self.path / "reference").exists():
+            self._write("reference", lambda folder: reference.model.save_pretrained(folder))
         state = {"format": _FORMAT, "update": learner.updates, "score": score, "extra": dict(extra or {})}
         text = json.dumps(state, indent=2, allow_nan=False)
 
@@ -167,7 +168,7 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"checkpoint {path}: state.json cannot be read: {_first_line(error)}") from error
 
-    def _write(self, name: str, fill: Any) -> Path:
+    def _write(self, name: str, fill: Callable[[Path], object]) -> Path:
         final, partial = self.path / name, self.path / f"{_TEMPORARY}{name}-{os.getpid()}"
         partial.mkdir()
         try:
@@ -216,7 +217,8 @@ def load_weights(policy: Policy, path: Path) -> None:
 
 def random_state() -> dict[str, Any]:
     """State of the global random generators of torch, numpy and Python, as tensors and plain values."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = numpy_state
     version, internal, following = random.getstate()
     return {
         "torch": torch.get_rng_state(),
