@@ -1,0 +1,1 @@
+"""A seeded generator of databases and questions: unlimited tasks, offline."""
