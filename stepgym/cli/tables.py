@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
+from stepgym.record.outcome import Outcome, OutcomePolicy
 from stepgym.run.comparison import Comparison, Difference
 from stepgym.run.resampling import Interval
 from stepgym.run.statistics import Evaluation
@@ -113,3 +114,18 @@ def _interval(interval: Interval | None, *, share: bool = False) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def policy_table(policy: OutcomePolicy) -> Table:
+    """One row per outcome: whose fault it is and what training does about it."""
+    table = _table("what training does with each outcome", "outcome", "fault", "treatment")
+    for outcome in Outcome:
+        treatment = policy[outcome]
+        parts = [f"tried again {treatment.retries} times"] if treatment.retries else []
+        if treatment.train:
+            reward = treatment.reward
+            parts.append({"keep": "reward kept", "lowest": "lowest reward"}.get(str(reward), f"reward {reward}"))
+        else:
+            parts.append("masked" if treatment.on_exhausted == "mask" else "dropped")
+        table.add_row(str(outcome), str(outcome.fault), ", then ".join(parts))
+    return table

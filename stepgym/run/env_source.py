@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
@@ -47,6 +47,8 @@ class EnvSource:
         if callable(env):
             if config:
                 raise UserError(f"config {sorted(config)} goes with an environment's id or class, not with a function")
-            function: Callable[[], gymnasium.Env[Any, Any]] = env
-            return cls(function, f"{getattr(env, '__module__', '')}:{getattr(env, '__qualname__', repr(env))}")
+            return cls(
+                cast(Callable[[], gymnasium.Env[Any, Any]], env),
+                f"{getattr(env, '__module__', '')}:{getattr(env, '__qualname__', repr(env))}",
+            )
         raise UserError(f"an environment is an id, a class or a function that makes one, not {type(env).__name__}")

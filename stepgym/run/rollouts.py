@@ -352,10 +352,19 @@ def rollout(
 
 
 async def collect(
-    env: EnvLike, tasks: Sequence[Task], engine: Engine | ChatEngine | None = None, **options: Any
+    env: EnvLike,
+    tasks: Sequence[Task],
+    engine: Engine | ChatEngine | None = None,
+    *,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+    **options: Any,
 ) -> list[Trajectory]:
-    """`rollout`, for those who await."""
-    found = [trajectory async for trajectory in rollout_stream(env, tasks, engine, **options)]
+    """`rollout`, for those who await. `on_trajectory` is called with each trajectory as it ends."""
+    found = []
+    async for trajectory in rollout_stream(env, tasks, engine, **options):
+        found.append(trajectory)
+        if on_trajectory is not None:
+            on_trajectory(trajectory)
     order = {str(_task_id(tasks[i])): i for i in range(len(tasks))}
     return sorted(found, key=lambda t: (order[t.id.task_id], t.id.sample))
 
@@ -379,12 +388,6 @@ def _stored(
         key = (known.task_id, known.sample)
         tried[key] = max(tried.get(key, 0), known.attempt + 1)
         if known in final:
-            finished[key] = known
-    return finished, tried
-    for known, final in store.attempts(phase=phase, iteration=iteration):
-        key = (known.task_id, known.sample)
-        tried[key] = max(tried.get(key, 0), known.attempt + 1)
-        if final:
             finished[key] = known
     return finished, tried
 

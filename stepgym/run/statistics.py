@@ -83,8 +83,8 @@ class Evaluation:
         prompt_tokens_mean, response_tokens_mean: The same per scored episode.
         statuses: Turns by status (`ok`, `no_action`, `malformed`, `truncated`).
         action_errors: Turns that the environment answered with an error, whatever their status.
-        action_error_rate: `action_errors` per turn.
-        malformed_rate: Turns with the status `malformed`, per turn.
+        action_error_rate: `action_errors` per turn; None where the steps were not read.
+        malformed_rate: Turns with the status `malformed`, per turn; None where the steps were not read.
         wall_s: Seconds of wall time.
         env_id: The environment.
         per_task: One score per task. Not part of `to_dict`; the trajectory store has it all.
@@ -140,6 +140,7 @@ class EpisodeScore:
     reward: float
     success: bool
     reward_range: tuple[float, float]
+    turns: int
     statuses: tuple[str, ...]
     action_errors: int
     prompt_tokens: int
@@ -151,7 +152,12 @@ class EpisodeScore:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> EpisodeScore:
-        """Read one trajectory. A reward or success that is None (the episode was not scored) counts as 0."""
+        """Read one trajectory. A reward or success that is None (the episode was not scored) counts as 0.
+
+        For a trajectory that was read without its steps, turns and tokens come from its metrics; what its turns'
+        statuses were is then unknown.
+        """
+        steps, metrics = trajectory.steps, trajectory.metrics
         return cls(
             id=trajectory.id,
             final=trajectory.final,
@@ -160,12 +166,13 @@ class EpisodeScore:
             reward=0.0 if trajectory.reward is None else float(trajectory.reward),
             success=bool(trajectory.success),
             reward_range=trajectory.reward_range,
-            statuses=tuple(step.status for step in trajectory.steps),
-            action_errors=sum(_had_action_error(step) for step in trajectory.steps),
-            prompt_tokens=sum(_tokens(step, "prompt") for step in trajectory.steps),
-            response_tokens=sum(_tokens(step, "response") for step in trajectory.steps),
+            turns=len(steps) or int(metrics.get("steps", 0)),
+            statuses=tuple(step.status for step in steps),
+            action_errors=sum(_had_action_error(step) for step in steps),
+            prompt_tokens=sum(_tokens(step, "prompt") for step in steps) or int(metrics.get("prompt_tokens", 0)),
+            response_tokens=sum(_tokens(step, "response") for step in steps) or int(metrics.get("response_tokens", 0)),
             started_at=trajectory.started_at,
-            ended_at=trajectory.started_at + float(trajectory.metrics.get("wall_s", 0.0)),
+            ended_at=trajectory.started_at + float(metrics.get("wall_s", 0.0)),
             env_id=trajectory.env_id,
             digest=_task_digest(trajectory.task),
         )
@@ -223,7 +230,7 @@ def summarize(
         np.array([task.successes for task in per_task.values()], dtype=np.int64),
     )
     statuses = Counter(status for score in scored for status in score.statuses)
-    turns = statuses.total()
+    turns = sum(score.turns for score in scored)
     prompt_tokens = sum(score.prompt_tokens for score in scored)
     response_tokens = sum(score.response_tokens for score in scored)
     action_errors = sum(score.action_errors for score in scored)
@@ -250,8 +257,8 @@ def summarize(
         response_tokens_mean=_ratio(response_tokens, len(scored)),
         statuses=_counts(statuses.elements()),
         action_errors=action_errors,
-        action_error_rate=_ratio(action_errors, turns),
-        malformed_rate=_ratio(statuses["malformed"], turns),
+        action_error_rate=_ratio(action_errors, statuses.total()),
+        malformed_rate=_ratio(statuses["malformed"], statuses.total()),
         wall_s=_wall_seconds(scores) if wall_s is None else float(wall_s),
         env_id=finals[0].env_id if finals else "",
         per_task=per_task,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stepgym.config import apply_overrides, config_digest, load_yaml, validate, validate_kwargs
+from stepgym.config import (
+    apply_overrides,
+    config_digest,
+    keyword_parameters,
+    load_yaml,
+    validate,
+    validate_kwargs,
+)
 from stepgym.env.registry import env_class
 from stepgym.errors import UserError
 from stepgym.model.engines import ENGINES
@@ -241,14 +248,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
     """Check the fields of a recipe; see `load_recipe`."""
     recipe = validate(Recipe, fields, f"{where}:")
-    for section, registry in (("agent", AGENTS), ("engine", ENGINES)):
-        config = getattr(recipe, section)
-        _check_kind(config, section, where)
-        found = _get(registry, config["kind"], f"{where}: {section}.kind")
-        validate_kwargs(found, _without_kind(config), f"{where}: {section}")
-    _check_kind(recipe.env, "env", where)
+    for section in ("agent", "engine", "env"):
+        if not isinstance(getattr(recipe, section).get("kind"), str):
+            raise UserError(f"{where}: {section}: a 'kind' is missing, as in {{kind: ...}}")
+    agent: Any = _get(AGENTS, recipe.agent["kind"], f"{where}: agent.kind")
+    validate_kwargs(agent, _without_kind(recipe.agent), f"{where}: agent")
+    engine_fields(recipe, where=f"{where}: ")
     try:
-        found = env_class(recipe.env_kind)
+        found: Any = env_class(recipe.env_kind)
     except UserError as error:
         raise UserError(f"{where}: env.kind: {error}") from None
     validate_kwargs(found, recipe.env_config, f"{where}: env")
@@ -256,16 +263,23 @@ def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
     return _with_absolute_paths(recipe, where.parent)
 
 
+def engine_fields(recipe: Recipe, *, where: str = "") -> dict[str, Any]:
+    """The engine's checked fields; an engine that takes a `model` is given the recipe's where it names none.
+
+    Raises `UserError` for an unknown engine or field.
+    """
+    engine: Any = _get(ENGINES, recipe.engine["kind"], f"{where}engine.kind")
+    fields = _without_kind(recipe.engine)
+    if "model" in keyword_parameters(engine):
+        fields.setdefault("model", recipe.model.path if isinstance(recipe.model, PretrainedModel) else "tiny")
+    return validate_kwargs(engine, fields, f"{where}engine")
+
+
 def _get(registry: Registry[Any], name: str, where: str) -> Any:
     try:
         return registry.get(name)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-
-
-def _check_kind(config: Mapping[str, Any], section: str, where: Path) -> None:
-    if not isinstance(config.get("kind"), str):
-        raise UserError(f"{where}: {section}: a 'kind' is missing, as in {{kind: ...}}")
 
 
 def _without_kind(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""From a recipe to the things that a run works with: environments, model, renderer, engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepgym.config import validate_kwargs
+from stepgym.env.base import Env
+from stepgym.env.messages import Message
+from stepgym.env.task import Task
+from stepgym.env.worker import threads
+from stepgym.errors import UserError
+from stepgym.model.engines import ENGINES
+from stepgym.model.engines.base import ChatEngine, Engine
+from stepgym.model.renderer import Renderer
+from stepgym.run import AGENTS
+from stepgym.run.agent import Agent
+from stepgym.run.env_source import EnvSource
+from stepgym.run.evaluation import split_tasks
+from stepgym.seeds import derive_seed
+from stepgym.train.recipe import Recipe, RendererConfig, TinyModel, engine_fields
+
+logger = logging.getLogger(__name__)
+
+
+def env_source(recipe: Recipe) -> EnvSource:
+    """Where the recipe's environments come from."""
+    return EnvSource.of(recipe.env_kind, **recipe.env_config)
+
+
+def make_agent(recipe: Recipe) -> Agent:
+    """The recipe's agent."""
+    fields = {name: value for name, value in recipe.agent.items() if name != "kind"}
+    cls: Any = AGENTS.get(recipe.agent["kind"])
+    agent: Agent = cls(**validate_kwargs(cls, fields, "agent"))
+    return agent
+
+
+def make_renderer(config: RendererConfig, tokenizer: Any) -> Renderer:
+    """The renderer for a tokenizer. Raises `UserError` for a template file that is missing or does not work."""
+    source = None
+    if config.chat_template is not None:
+        try:
+            source = Path(config.chat_template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"renderer.chat_template: {config.chat_template}: {error.strerror}") from None
+    return Renderer(
+        tokenizer,
+        chat_template=source,
+        chat_template_kwargs=config.chat_template_kwargs,
+        today=config.template_date,
+    )
+
+
+async def make_engine(recipe: Recipe, source: EnvSource) -> Engine | ChatEngine:
+    """The recipe's engine, not yet open, for runs that do not train. A tiny model is built and run in this process."""
+    fields = engine_fields(recipe)
+    cls: Any = ENGINES.get(recipe.engine["kind"])
+    engine: Engine | ChatEngine
+    if isinstance(recipe.model, TinyModel) and recipe.engine["kind"] == "transformers":
+        model, tokenizer = await load_model(recipe, source)
+        engine = cls.wrap(model, tokenizer, name=fields.pop("model"), **fields)
+    else:
+        engine = cls(**fields)
+    return engine
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Let torch use the recipe's threads on the CPU."""
+    import torch
+
+    torch.set_num_threads(recipe.threads or len(os.sched_getaffinity(0)))
+
+
+async def load_model(recipe: Recipe, source: EnvSource) -> tuple[Any, Any]:
+    """`(model, tokenizer)` of the recipe. Raises `UserError` for a model that cannot be loaded."""
+    if isinstance(recipe.model, TinyModel):
+        return await _build_tiny(recipe, recipe.model, source)
+    return _load_pretrained(recipe.model.path)
+
+
+async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> tuple[Any, Any]:
+    from stepgym.model.tiny import build_tiny_model
+
+    tasks = await split_tasks(source, "train", config.corpus_tasks)
+    options = recipe.warm_start.expert if recipe.warm_start else {}
+    corpus = await expert_texts(source, tasks, options, seed=recipe.seed)
+    return build_tiny_model(
+        corpus,
+        seed=derive_seed(recipe.seed, "weights"),
+        vocab_size=config.vocab_size,
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        feed_forward_width=config.feed_forward_width,
+        special_tokens=config.special_tokens,
+        context_length=config.context_length,
+    )
+
+
+def _load_pretrained(path: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"model.path: {path!r} cannot be loaded: {reason}") from None
+    return model, tokenizer
+
+
+async def expert_texts(source: EnvSource, tasks: Sequence[Task], options: Mapping[str, Any], *, seed: int) -> list[str]:
+    """The contents of all messages of the expert's episodes: what a tokenizer made for the environment has to know.
+
+    No model and no tokenizer is needed: the expert's messages go straight to the environment.
+    """
+    texts: list[str] = []
+    for task in tasks:
+        env = source.make()
+        try:
+            bare: Env = env.unwrapped  # type: ignore[assignment]
+            observation, _ = await bare.areset(seed=derive_seed(seed, "corpus", task.id), options={"task": task})
+            texts += _contents(observation)
+            for message in bare.expert(task, **options):
+                texts += _contents([message] if isinstance(message, dict) else [{"text": message}])
+                observation, _, terminated, truncated, _ = await bare.astep(message)
+                texts += _contents(observation)
+                if terminated or truncated:
+                    break
+        finally:
+            await threads.run(env.close)
+    return texts
+
+
+def _contents(messages: Sequence[Message]) -> list[str]:
+    return [str(message.get("text") or message.get("content") or "") for message in messages]
