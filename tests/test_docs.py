@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -148,3 +149,25 @@ def test_every_fence_names_its_language() -> None:
         fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
         assert len(fences) % 2 == 0, f"{page.name}: a fence is not closed"
         assert all(fences[::2]), f"{page.name}: a fence names no language (use `text`)"
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    said = "\n".join(
+        text for room in ("stepgym", "envs") for path in (ROOT / room).rglob("*.py") for text in texts(path)
+    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^### (.*)$", page.split("## Messages", 1)[1], re.MULTILINE)
+    assert len(quoted) > 5
+    for message in quoted:
+        assert message.strip("… ") in said, f"troubleshooting.md quotes {message!r}, which nothing says"
+
+
+def texts(path: Path) -> list[str]:
+    """The texts in a module; what an f-string fills in is written as `…`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from stepgym.env.base import Env
 from stepgym.env.task import Task
 from stepgym.errors import UnscorableTask, UserError
-from stepgym.model.engines.base import ChatEngine
+from stepgym.model.engines.base import ChatCompletion, ChatEngine
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Step
+from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory, TrajectoryId
 from stepgym.run.rollouts import RolloutConfig, rollout
 from stepgym.run.statistics import EpisodeScore, is_unscorable, summarize
@@ -103,6 +105,20 @@ class SilentEngine(ChatEngine):
         raise AssertionError("no turn is to be sampled for a task that cannot be scored")
 
 
+class Parrot(ChatEngine):
+    """Always says the same."""
+
+    async def chat(self, messages: Any, sampling: Any, **options: Any) -> ChatCompletion:
+        return ChatCompletion({"role": "assistant", "content": "yes"}, "stop", prompt_tokens=5, response_tokens=2)
+
+
+class OneTurn(Env):
+    """Solved by any answer."""
+
+    def act(self, message: Any) -> Any:
+        return [], 1.0, True, False, {}
+
+
 class Unscorable(Env):
     """An environment whose only task has no answer to score against."""
 
@@ -153,6 +169,19 @@ def test_an_endpoint_that_only_speaks_chat_reports_its_own_token_counts() -> Non
     chat = Step(prompt_ids=None, response_ids=None, metrics={"prompt_tokens": 11.0, "response_tokens": 4.0})
     result = summarize([episode("a", 0, 1, steps=(chat, chat))])
     assert (result.prompt_tokens, result.response_tokens) == (22, 8)
+
+
+def test_trajectories_read_without_their_steps_still_have_turns_and_tokens(tmp_path: Path) -> None:
+    trajectories = rollout(OneTurn, [Task(id="a"), Task(id="b")], Parrot(), config=RolloutConfig(samples=2))
+    with TrajectoryStore(tmp_path, mode="a") as store:
+        for trajectory in trajectories:
+            store.append(trajectory)
+    with TrajectoryStore(tmp_path) as store:
+        whole, light = summarize(store, wall_s=1), summarize(store.read(with_steps=False), wall_s=1)
+    assert (whole.turns, whole.prompt_tokens, whole.response_tokens) == (4, 20, 8)
+    assert (light.turns, light.prompt_tokens, light.response_tokens) == (4, 20, 8)
+    assert (whole.malformed_rate, light.malformed_rate, light.statuses) == (0.0, None, {})
+    assert replace(light, statuses=whole.statuses, malformed_rate=0.0, action_error_rate=0.0) == whole
 
 
 def test_wall_time_runs_from_the_first_start_to_the_last_end_unless_given() -> None:
