@@ -295,7 +295,7 @@ def _merge_experts(steps: Sequence[Step], chain: list[int]) -> NDArray[np.int16]
     missing = np.ones(len(merged), dtype=bool)
     for _, experts in recorded:
         # Rows are taken whole: experts of one forward pass, never a mixture of two.
-        present = (experts >= 0).reshape(len(experts), -1).any(axis=1)
+        present = (experts >= 0).any(axis=tuple(range(1, experts.ndim)))
         fill = np.flatnonzero(missing[: len(experts)] & present)
         merged[fill] = experts[fill]
         missing[fill] = False

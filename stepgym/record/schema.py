@@ -222,7 +222,7 @@ def _experts_array(stored: Sequence[_StoredStep]) -> pa.StructArray:
 
 def _leading_absent(experts: NDArray[np.int16]) -> int:
     """Number of leading rows that are all -1."""
-    present = (experts != -1).reshape(len(experts), -1).any(axis=1)
+    present = (experts != -1).any(axis=tuple(range(1, experts.ndim)))
     return int(present.argmax()) if present.any() else len(experts)
 
 
