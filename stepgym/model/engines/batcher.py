@@ -190,8 +190,11 @@ class Batcher:
         """
         if not prefilling:
             return False
-        best = max(_common_prefix(prompt[:-1], other) for other in prefilling)
-        return best >= self._table.longest_prefix(prompt) + WORTH_COPYING
+        needed = self._table.longest_prefix(prompt) + WORTH_COPYING
+        if needed >= len(prompt):
+            return False
+        start = prompt[:needed].tobytes()
+        return any(other[:needed].tobytes() == start for other in prefilling)
 
     def _start(self, request: Request) -> _Running | None:
         prompt = request.prompt_ids
@@ -324,9 +327,3 @@ def _spans(versions: Sequence[tuple[str, int]], length: int) -> list[WeightsSpan
     """Spans (version, start, end) without empty ones."""
     ends = [start for _, start in versions[1:]] + [length]
     return [(version, start, end) for (version, start), end in zip(versions, ends, strict=True) if start < end]
-
-
-def _common_prefix(one: Ids, other: Ids) -> int:
-    width = min(len(one), len(other))
-    different = np.flatnonzero(one[:width] != other[:width])
-    return int(different[0]) if len(different) else width

@@ -60,18 +60,18 @@ def draw(
     scale = torch.where(greedy, 1.0, temperatures)[:, None]
     scaled = logits / scale
     logprobs = torch.log_softmax(scaled, dim=-1)
-    wanted = logprobs
+    wanted, best = logprobs, logits  # the likeliest is told by logits: rounding makes equals of logprobs
     if special:
-        wanted = logprobs.clone()
+        wanted, best = logprobs.clone(), logits.clone()
         for row, sampling, prompt_ids, response_ids in special:
-            wanted[row] = _restricted(logits[row], scale[row, 0], sampling, prompt_ids, response_ids)
+            wanted[row] = best[row] = _restricted(logits[row], scale[row, 0], sampling, prompt_ids, response_ids)
     # Summed in the order of ids and in double precision: noise in the logits then moves a boundary between two
     # tokens by as little as the noise is, so equal seeds give equal tokens whatever else is in the batch.
     precision = torch.float32 if logits.device.type == "mps" else torch.float64
     cumulative = torch.cumsum(wanted.exp(), dim=-1, dtype=precision)
     target = (uniforms.to(precision) * cumulative[:, -1])[:, None]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    likeliest = wanted.argmax(dim=-1)
+    likeliest = best.argmax(dim=-1)
     tokens = torch.where(greedy | (tokens >= logits.shape[1]), likeliest, tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 

@@ -100,6 +100,7 @@ class TransformersEngine(Engine):
         self._vocab_size = 0
         self._driver: Driver | None = None
         self._opening = threading.Lock()
+        self._closed = False
 
     @classmethod
     def wrap(cls, model: Any, tokenizer: Any, *, name: str = "", **options: Any) -> TransformersEngine:
@@ -157,6 +158,7 @@ class TransformersEngine(Engine):
 
     async def close(self) -> None:
         """Stop the thread; requests that still run fail. The model stays in memory as long as somebody has it."""
+        self._closed = True
         if self._driver is not None:
             self._driver.close()
 
@@ -220,6 +222,8 @@ class TransformersEngine(Engine):
         from stepgym.model.engines.forward import choose_forward, context_length_of
 
         with self._opening:
+            if self._closed:
+                raise EngineError("the engine is closed")
             if self._driver is not None:
                 return
             if self._network is None:
