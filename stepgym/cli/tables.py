@@ -15,8 +15,8 @@ from stepgym.run.statistics import Evaluation
 def evaluation_table(evaluation: Evaluation, *, title: str = "") -> Table:
     """One row per measure: its name, its value, and what there is to know about it."""
     table = _table(title, "measure", "value", "")
-    table.add_row("success", _share(evaluation.success), _interval(evaluation.success_ci95, share=True))
-    table.add_row("mean reward", _number(evaluation.mean_reward), _interval(evaluation.ci95))
+    table.add_row("success", _share(evaluation.success), _wide(evaluation.success_ci95, share=True))
+    table.add_row("mean reward", _number(evaluation.mean_reward), _wide(evaluation.ci95))
     for k in _shown(evaluation.pass_at):
         tasks = evaluation.pass_at_tasks[k]
         short = f"over the {tasks} of {evaluation.tasks} tasks with {k} episodes" if tasks < evaluation.tasks else ""
@@ -57,17 +57,19 @@ def evaluation_table(evaluation: Evaluation, *, title: str = "") -> Table:
     return table
 
 
-def comparison_table(comparison: Comparison, *, a: str = "A", b: str = "B") -> Table:
-    """Success and reward of both sides over the tasks that both have; the verdict stands below."""
-    table = _table("", "measure", a, b, "difference", "95 % interval", "p", "")
-    for name, each, share in (("success", comparison.success, True), ("mean reward", comparison.reward, False)):
-        table.add_row(name, *_difference(each, share=share))
-    notes = [comparison.describe(a, b)]
-    left_out = {f"only in {a}": comparison.only_a, f"only in {b}": comparison.only_b, "changed": comparison.changed}
+def comparison_table(comparison: Comparison, *, a: str = "", b: str = "") -> Table:
+    """Success and reward of both sides over the tasks that both have; below it the verdict, and what A and B are."""
+    table = _table("", "measure", "A", "B", "difference", "95 % interval", "p")
+    table.add_row("success", *_difference(comparison.success, share=True))
+    table.add_row("reward", *_difference(comparison.reward, share=False))
+    notes = [f"{comparison.verdict}."]
+    notes.append(f"The difference in reward is {comparison.reward.verdict}.")
+    left_out = {"only in A": comparison.only_a, "only in B": comparison.only_b, "changed": comparison.changed}
     if any(left_out.values()):
-        notes.append("tasks left out: " + _counts({name: count for name, count in left_out.items() if count}))
+        notes.append("Tasks left out: " + _counts({name: count for name, count in left_out.items() if count}))
     if comparison.incomplete:
         notes.append("INCOMPLETE: more than 2 % of the episodes of a side failed or are missing")
+    notes += [f"{name}: {path}" for name, path in (("A", a), ("B", b)) if path]
     table.caption = "\n".join(notes)
     return table
 
@@ -88,7 +90,6 @@ def _difference(difference: Difference, *, share: bool) -> tuple[str, ...]:
         sign + show(difference.difference),
         _interval(difference.ci95, share=share),
         f"{difference.p_value:.2g}",
-        difference.verdict,
     )
 
 
@@ -107,9 +108,15 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def _interval(interval: Interval | None, *, share: bool = False) -> str:
     if interval is None:
-        return "no interval: it takes two tasks"
+        return "–"
     show = _share if share else _number
     return f"{show(interval[0])} to {show(interval[1])}"
+
+
+def _wide(interval: Interval | None, *, share: bool = False) -> str:
+    if interval is None:
+        return "no interval: it takes two tasks"
+    return f"{_interval(interval, share=share)} (95 % interval over tasks)"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -72,14 +72,10 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """One sentence: which side solves more, by how much, and whether chance could have done it."""
-        return self.describe("A", "B")
-
-    def describe(self, a: str, b: str) -> str:
-        """The verdict, with the two sides named."""
         by = abs(self.success.difference)
         if by == 0:
-            return f"{a} and {b} solve the same share of the {self.tasks} tasks that both have"
-        better, worse = (b, a) if self.success.difference > 0 else (a, b)
+            return f"A and B solve the same share of the {self.tasks} tasks that both have"
+        better, worse = ("B", "A") if self.success.difference > 0 else ("A", "B")
         return (
             f"{better} solves {100 * by:.1f} points more than {worse} on the {self.tasks} tasks that both have: "
             f"{self.success.verdict} (p = {self.success.p_value:.2g})"

@@ -83,10 +83,18 @@ def test_nothing_scored_shows_dashes() -> None:
 
 
 def test_a_comparison_shows_both_sides_and_the_verdict() -> None:
-    text = shown(comparison_table(compare(evaluation(2, 20), evaluation(15, 18)), a="before", b="after"))
-    assert "before" in text
-    assert "after" in text
+    text = shown(comparison_table(compare(evaluation(2, 20), evaluation(15, 18)), a="runs/before", b="runs/after"))
+    assert "A: runs/before" in text
+    assert "B: runs/after" in text
     assert "+72.2 %" in row(text, "success")
-    assert "larger than chance" in row(text, "success")
-    assert "after solves 72.2 points more than before on the 18 tasks" in text
-    assert "only in before 2" in text
+    assert "B solves 72.2 points more than A on the 18 tasks that both have: larger than chance" in " ".join(
+        text.split()
+    )
+    assert "only in A 2" in text
+    assert "INCOMPLETE" not in text
+
+
+def test_a_comparison_fits_a_terminal_of_eighty_columns() -> None:
+    table = comparison_table(compare(evaluation(2, 200), evaluation(150, 200)), a="runs/a", b="runs/b")
+    console = Console(file=StringIO(), width=80)
+    assert console.measure(table).minimum <= console.measure(table).maximum <= 80
