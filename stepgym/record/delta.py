@@ -59,7 +59,7 @@ def find_deltas(steps: Sequence[Step]) -> list[Delta]:
     (and quadratic only in the number of steps, by vectorised minima). Steps without ids have no parent and are none.
     """
     deltas: list[Delta] = []
-    index: _PrefixIndex | None = None
+    index: PrefixIndex | None = None
     latest, longest = -1, 0
     for i, step in enumerate(steps):
         if step.prompt_ids is None:
@@ -72,14 +72,16 @@ def find_deltas(steps: Sequence[Step]) -> list[Delta]:
             if keep and (keep == len(step.prompt_ids) or keep == longest):
                 delta = Delta(latest, keep)
             else:
-                index = index or _PrefixIndex(steps)
-                delta = index.parent_of(i)
+                index = index or PrefixIndex(steps)
+                shared = index.shared(i)
+                if shared.any():
+                    delta = Delta(int(np.flatnonzero(shared == shared.max())[-1]), int(shared.max()))
         deltas.append(delta)
         latest, longest = i, max(longest, step.length)
     return deltas
 
 
-class _PrefixIndex:
+class PrefixIndex:
     """All steps sorted by their ids, so that the shared prefix of any two is a minimum over neighbours."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -87,25 +89,22 @@ class _PrefixIndex:
         known = [i for i, step in enumerate(steps) if step.prompt_ids is not None]
         texts = {i: steps[i].full_ids.tobytes() for i in known}
         # Any order that keeps equal prefixes together will do, so bytes are compared as they lie in memory.
-        self._order = np.array(sorted(known, key=texts.__getitem__), dtype=np.int64)
-        arrays = [np.frombuffer(texts[int(i)], dtype=np.int32) for i in self._order]
-        neighbours = [common_prefix(a, b) for a, b in pairwise(arrays)]
-        self._shared: NDArray[np.int64] = np.array(neighbours, dtype=np.int64)
-        self._rank = {int(step): rank for rank, step in enumerate(self._order)}
+        order = sorted(known, key=texts.__getitem__)
+        neighbours = [common_prefix(a, b) for a, b in pairwise(np.frombuffer(texts[i], np.int32) for i in order)]
+        self._order = np.array(order, dtype=np.int64)
+        self._neighbours = np.array(neighbours, dtype=np.int64)
+        self._rank = {step: rank for rank, step in enumerate(order)}
 
-    def parent_of(self, i: int) -> Delta:
-        """The delta of step `i` against all steps before it."""
-        rank = self._rank[i]
-        shared = np.empty(len(self._order), dtype=np.int64)
-        shared[:rank] = np.minimum.accumulate(self._shared[:rank][::-1])[::-1]
-        shared[rank] = 0
-        shared[rank + 1 :] = np.minimum.accumulate(self._shared[rank:])
-        np.minimum(shared, self._prompt_lengths[i], out=shared)
-        shared[self._order >= i] = 0
-        keep = int(shared.max())
-        if keep == 0:
-            return NO_PARENT
-        return Delta(int(self._order[shared == keep].max()), keep)
+    def shared(self, i: int) -> NDArray[np.int64]:
+        """Tokens that the prompt of step `i` shares with the prompt + response of each step before it: int64 [i]."""
+        result = np.zeros(len(self._prompt_lengths), dtype=np.int64)
+        rank = self._rank.get(i)
+        if rank is not None:
+            below = np.minimum.accumulate(self._neighbours[:rank][::-1])[::-1]
+            above = np.minimum.accumulate(self._neighbours[rank:])
+            result[self._order[:rank]] = below
+            result[self._order[rank + 1 :]] = above
+        return np.minimum(result[:i], self._prompt_lengths[i])
 
 
 def materialise(

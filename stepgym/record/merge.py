@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgym.errors import UserError
+from stepgym.record.delta import PrefixIndex
 from stepgym.record.step import Ids, Step, WeightsSpan
 
 LOGPROBS_MISSING = "logprobs_missing"
@@ -164,39 +165,55 @@ def find_chains(steps: Sequence[Step]) -> tuple[list[list[int]], Counter[str]]:
     """Indices of the steps of each merged sequence, and why a sequence started (see `MergeReport.mismatches`)."""
     chains: list[list[int]] = []
     mismatches: Counter[str] = Counter()
+    lengths = np.array([step.length for step in steps], dtype=np.int64)
+    has_logprobs = np.array([step.logprobs is not None for step in steps], dtype=bool)
+    is_tail = np.zeros(len(steps), dtype=bool)
+    chain_of: dict[int, list[int]] = {}
+    index: PrefixIndex | None = None
+    longest = -1
     for i, step in enumerate(steps):
-        chain, reason = _chain_to_join(steps, chains, step)
-        if chain is not None:
-            chain.append(i)
-            continue
-        chains.append([i])
-        if reason:
-            mismatches[reason] += 1
+        before = -1
+        # Nearly every step extends the longest conversation there is; only where one does not is the index needed.
+        if (
+            longest >= 0
+            and has_logprobs[longest] == has_logprobs[i]
+            and _extends(steps[longest], _ids(step.prompt_ids))
+        ):
+            before = longest
+        elif i:
+            index = index or PrefixIndex(steps)
+            shared = index.shared(i)
+            extended = is_tail[:i] & (shared == lengths[:i])
+            matching = np.flatnonzero(extended & (has_logprobs[:i] == has_logprobs[i]))
+            if len(matching):
+                before = int(max(matching, key=lambda tail: (lengths[tail], tail)))
+            else:
+                reason = _reason(step, shared, lost_logprobs=bool(extended.any()))
+                mismatches.update([reason] if reason else [])
+        if before < 0:
+            chains.append([])
+            chain_of[i] = chains[-1]
+        else:
+            is_tail[before] = False
+            chain_of[i] = chain_of[before]
+        chain_of[i].append(i)
+        is_tail[i] = True
+        if longest < 0 or lengths[i] >= lengths[longest]:
+            longest = i
     return chains, mismatches
 
 
-def _chain_to_join(steps: Sequence[Step], chains: list[list[int]], step: Step) -> tuple[list[int] | None, str]:
-    """The chain that a step continues, or None and why it starts another; "" where it starts a conversation."""
-    prompt = _ids(step.prompt_ids)
-    # Longest first, the latest of equals: a longer tail that matches holds every shorter one that does.
-    tails = sorted(chains, key=lambda chain: (steps[chain[-1]].length, chain[-1]), reverse=True)
-    logprobs_differ = False
-    for chain in tails:
-        tail = steps[chain[-1]]
-        if not _extends(tail, prompt):
-            continue
-        if (tail.logprobs is None) == (step.logprobs is None):
-            return chain, ""
-        logprobs_differ = True
-    if logprobs_differ:
-        return None, LOGPROBS_MISSING
+def _reason(step: Step, shared: NDArray[np.int64], *, lost_logprobs: bool) -> str:
+    """Why a step starts a sequence, given the tokens its prompt shares with each step before it; "" for no mismatch."""
+    if lost_logprobs:
+        return LOGPROBS_MISSING
     if step.rendering not in _REASONLESS:
-        return None, step.rendering if chains else ""
-    if step.rendering == "first" or not any(_shares_first_token(steps[chain[0]], prompt) for chain in chains):
-        return None, ""
-    if step.rendering == "extended" or any(_holds(steps[chain[-1]], prompt) for chain in chains):
-        return None, BRANCHED
-    return None, PREFIX_MISMATCH
+        return step.rendering
+    if step.rendering == "first" or not shared.any():
+        return ""
+    if step.rendering == "extended" or shared.max() == len(_ids(step.prompt_ids)):
+        return BRANCHED
+    return PREFIX_MISMATCH
 
 
 def _ids(ids: Ids | None) -> Ids:
@@ -213,23 +230,6 @@ def _extends(tail: Step, prompt: Ids) -> bool:
         return False
     # The response is compared first: where history was rewritten, it is what no longer matches, and it is short.
     return bool((prompt[split:end] == said).all()) and bool((prompt[:split] == before).all())
-
-
-def _holds(tail: Step, prompt: Ids) -> bool:
-    """Whether the tail's prompt + response begins with the whole of `prompt`."""
-    before, said = _ids(tail.prompt_ids), _ids(tail.response_ids)
-    if len(prompt) > len(before) + len(said):
-        return False
-    split = min(len(prompt), len(before))
-    return bool((prompt[:split] == before[:split]).all()) and bool(
-        (prompt[split:] == said[: len(prompt) - split]).all()
-    )
-
-
-def _shares_first_token(step: Step, prompt: Ids) -> bool:
-    before, said = _ids(step.prompt_ids), _ids(step.response_ids)
-    first = before[:1] if len(before) else said[:1]
-    return bool(len(first) and len(prompt) and first[0] == prompt[0])
 
 
 def _merge_chain(steps: Sequence[Step], chain: list[int]) -> MergedSequence:
