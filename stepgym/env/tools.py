@@ -113,7 +113,8 @@ def _marked(function: Any, agent_errors: tuple[type[Exception], ...], name: str 
         raise TypeError(f"{label}: agent_errors must be a tuple of exception classes, got {agent_errors!r}")
     for parameter in _arguments(function, label):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise TypeError(f"{label}: {str(parameter)!r} ({parameter.kind.description}) cannot be called by name")
+            plain = str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
+            raise TypeError(f"{label}: {plain!r} ({parameter.kind.description}) cannot be called by name")
         if parameter.annotation is parameter.empty:
             raise TypeError(f"{label}: the parameter {parameter.name!r} needs a type hint")
     mark = _Mark(name or function.__name__, tuple(agent_errors), local_names(function, frame))
