@@ -157,9 +157,8 @@ class SQLEnv(Env):
         self.reward_range = (-1.0, 1.0) if format_reward else (0.0, 1.0)
         self.tools = prompt.tool_schemas() if actions == "tools" else ()
         self.stop = STOP if actions == "tags" else ()
-        datasets = _datasets(dataset, validation_dataset, test_dataset)
-        if datasets:
-            self.splits = tuple(datasets)
+        self.splits = tuple(_datasets(dataset, validation_dataset, test_dataset)) or SPLITS
+        _generator(self.config)  # what is wrong with the options shows here, not in the first episode
         self._written: list[str] = []
         self._queries = self._failures = 0
         self._query_seconds = 0.0
@@ -167,14 +166,11 @@ class SQLEnv(Env):
     @classmethod
     def open_shared(cls, **config: Any) -> SQLShared:
         """The query workers, databases and tables of tasks of one configuration."""
-        chosen = {name: config[name] for name in GeneratorConfig.__dataclass_fields__ if name in config}
-        chosen["kinds"] = tuple(config["kinds"] if config["kinds"] is not None else KINDS)
-        chosen["schema_names"] = tuple(config["schema_names"] if config["schema_names"] is not None else SCHEMA_NAMES)
         return SQLShared(
             workers=config["workers"],
             memory_mb=config["memory_mb"],
             score_timeout=config["score_timeout"],
-            generator=GeneratorConfig(**chosen),
+            generator=_generator(config),
             datasets=_datasets(config["dataset"], config["validation_dataset"], config["test_dataset"]),
             database_root=config["database_root"],
         )
@@ -363,6 +359,14 @@ def _datasets(train: str | None, validation: str | None, test: str | None) -> di
     """The splits that come from data sets; empty where tasks are generated."""
     given = {"train": train, "validation": validation, "test": test}
     return {split: source for split, source in given.items() if source is not None}
+
+
+def _generator(config: Mapping[str, Any]) -> GeneratorConfig:
+    """The options of generated tasks. Raises `UserError` for one that is wrong."""
+    chosen = {name: config[name] for name in GeneratorConfig.__dataclass_fields__ if name in config}
+    for name, every in (("kinds", KINDS), ("schema_names", SCHEMA_NAMES)):
+        chosen[name] = tuple(every if chosen[name] is None else chosen[name])
+    return GeneratorConfig(**chosen)
 
 
 def _as_list(value: object) -> Sequence[object]:

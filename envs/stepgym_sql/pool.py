@@ -114,11 +114,13 @@ class WorkerPool:
             self._forget_workers()
         with self._changed:
             self._closed = True
-            workers = list(self._workers)
+            busy, idle = self._workers - set(self._idle), list(self._idle)
             self._workers.clear()
             self._idle.clear()
             self._changed.notify_all()
-        for worker in workers:
+        for worker in busy:
+            worker.end()  # its pipes are closed by the thread that waits for it
+        for worker in idle:
             worker.kill()
 
     @property
@@ -144,8 +146,13 @@ class WorkerPool:
             while True:
                 if self._closed:
                     raise EnvError("the query workers are closed")
-                if self._idle:
-                    return self._idle.pop()
+                while self._idle:
+                    idle = self._idle.pop()
+                    if idle.alive:
+                        return idle
+                    logger.warning("query worker %d died while it had nothing to do; it is replaced", idle.pid)
+                    self._workers.discard(idle)
+                    idle.kill()
                 if len(self._workers) + self._starting < self._size:
                     self._starting += 1
                     break
@@ -235,11 +242,15 @@ class _Worker:
         last = self._process.stderr.read().decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
         raise EnvError(f"a query worker died with status {code}{': ' + last if last else ''}")
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """End the process and wait until it is gone."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End the process and close the pipes to it."""
+        self.end()
         self._close_pipes()
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ import random
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import chain, combinations
 from typing import Any, Literal, TypeAlias, overload
 
@@ -193,4 +194,6 @@ def _check_names(option: str, given: Sequence[str], known: Sequence[str] | Mappi
         raise UserError(f"sql: {option} must not be empty; known: {', '.join(known)}")
     for name in given:
         if name not in known:
-            raise UserError(f"sql: unknown name {name!r} in {option}; known: {', '.join(known)}")
+            close = get_close_matches(str(name), list(known), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"sql: unknown name {name!r} in {option}; {hint}Known: {', '.join(known)}")
