@@ -298,8 +298,8 @@ class _StepReader:
                 Step(
                     prompt_ids=prompt_ids,
                     response_ids=response_ids,
-                    loss_mask=self._numbers["loss_mask"][row],
-                    logprobs=self._numbers["logprobs"][row],
+                    loss_mask=_own(self._numbers["loss_mask"][row]),
+                    logprobs=_own(self._numbers["logprobs"][row]),
                     routed_experts=self._read_experts(row, delta, steps),
                     reward=plain["reward"],
                     message=None if plain["message"] is None else load_json(plain["message"]),
@@ -329,6 +329,11 @@ class _StepReader:
             experts[:start] = theirs[:start]
         experts[start:] = values.reshape(experts[start:].shape)
         return experts
+
+
+def _own(array: NDArray[Any] | None) -> NDArray[Any] | None:
+    """A copy: a view would keep the whole table in memory for as long as one trajectory of it is used."""
+    return None if array is None else array.copy()
 
 
 class _ListColumn:

@@ -83,6 +83,7 @@ class TrajectoryStore:
         self._waiting: dict[TrajectoryId, pa.Table] = {}
         self._waiting_bytes = 0
         self._unreported: list[TrajectoryId] = []
+        self._last: tuple[Path, pa.Table] | None = None  # the shard read last: ids are mostly loaded in order
         self._timer: threading.Timer | None = None
         self._timer_error: Exception | None = None
         self._closed = False
@@ -108,7 +109,7 @@ class TrajectoryStore:
         """
         with self._lock:
             self._check_writable()
-            if trajectory.id in self:
+            if trajectory.id in self._waiting or trajectory.id in self._known:
                 raise UserError(f"{self.path}: the trajectory {_name(trajectory.id)} is already in the store")
             try:
                 row = to_table([trajectory])
@@ -224,8 +225,10 @@ class TrajectoryStore:
             if key in self._waiting:
                 return from_table(self._waiting[key])[0]
             place = self._known[key]
-        with _naming(place.shard):
-            return from_table(_row(pq.ParquetFile(place.shard), place.row))[0]
+            with _naming(place.shard):
+                if self._last is None or self._last[0] != place.shard:
+                    self._last = (place.shard, pq.read_table(place.shard, partitioning=None))
+                return from_table(self._last[1].slice(place.row, 1))[0]
 
     def read(
         self,
@@ -366,13 +369,3 @@ def _condition(final_only: bool, where: pads.Expression | None, equals: dict[str
 
 def _dataset(shards: Sequence[Path]) -> pads.Dataset:
     return pads.dataset([str(shard) for shard in shards], schema=SCHEMA.remove_metadata(), format="parquet")
-
-
-def _row(file: pq.ParquetFile, row: int) -> pa.Table:
-    """One row of a shard, reading only its row group."""
-    for group in range(file.num_row_groups):
-        size = file.metadata.row_group(group).num_rows
-        if row < size:
-            return file.read_row_group(group).slice(row, 1)
-        row -= size
-    raise ValueError("a row is missing")
