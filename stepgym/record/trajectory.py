@@ -30,6 +30,7 @@ class TrajectoryId:
 
     @property
     def group(self) -> tuple[str, int, str]:
+        """`(phase, iteration, task_id)`: what the samples of one task in one batch share."""
         return (self.phase, self.iteration, self.task_id)
 
     def __str__(self) -> str:
@@ -51,7 +52,8 @@ class Trajectory:
         id: Which attempt this is.
         outcome: Why it ended.
         outcome_detail: One line about it: the exception's text, the limit that was hit.
-        final: Whether this attempt stands. Exactly one attempt per sample is final; the others are stored, never counted.
+        final: Whether this attempt stands. Exactly one attempt per sample is final; the others are stored, never
+            counted.
         steps: The model turns, in the order they were sampled (conversations may interleave).
         reward: Sum of all rewards, raw as the environment gave them; None where the episode could not be scored.
         reward_parts: Named parts, summed over the episode.

@@ -92,7 +92,8 @@ class Engine(ABC):
         """Continue `prompt_ids` (int32 [P]) by at most `max_tokens` tokens.
 
         Stops after a terminator token of the model, after a token of `stop_token_ids` (the template's terminator where
-        it is not the model's), or as soon as the text holds a string of `stop`; all are kept in the response. Raises `EngineError`, `EngineTimeout`, or `ContextOverflow` when the model refuses the length.
+        it is not the model's), or as soon as the text holds a string of `stop`; all are kept in the response. Raises
+        `EngineError`, `EngineTimeout`, or `ContextOverflow` when the model refuses the length.
         """
 
 
