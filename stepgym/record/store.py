@@ -208,7 +208,7 @@ class TrajectoryStore:
             self._refresh()
             keys = [key for key, place in self._known.items() if place.final or not final_only]
             for key, row in self._waiting.items():
-                if row.column("final")[0].as_py() or not final_only:
+                if key not in self._known and (row.column("final")[0].as_py() or not final_only):
                     keys.append(key)
             return keys
 
@@ -364,6 +364,10 @@ def _condition(final_only: bool, where: pads.Expression | None, equals: dict[str
     condition = None
     for part in parts:
         condition = part if condition is None else condition & part
+    try:
+        pads.dataset(SCHEMA.empty_table()).to_table(columns=["id"], filter=condition)
+    except (pa.ArrowException, TypeError) as error:
+        raise UserError(f"the filter {where} does not fit the store: {_line(error)}") from None
     return condition
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.delta import find_deltas, materialise
@@ -35,6 +35,7 @@ def ids_of(step: Step) -> tuple[list[int] | None, list[int] | None]:
     return step.prompt_ids.tolist(), step.response_ids.tolist()
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_deltas_give_the_ids_back(steps):
     deltas = find_deltas(steps)

@@ -5,7 +5,7 @@ Here: neither storing nor merging nor the tree moves an observed token into what
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.merge import merge_steps
@@ -31,6 +31,7 @@ def conversations(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
+@settings(deadline=None)
 @given(conversations())
 def test_only_sampled_tokens_count_as_sampled(steps):
     trajectory = Trajectory(id=TrajectoryId("train", 0, "t", 0), outcome=Outcome.COMPLETED, steps=steps)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.merge import merge_steps
@@ -51,6 +51,7 @@ def number_of_sequences(steps: list[Step]) -> int:
     return len(tails)
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_a_sequence_is_its_last_step_and_nothing_is_lost_or_doubled(steps):
     sequences, report = merge_steps(steps)
@@ -74,6 +75,7 @@ def test_a_sequence_is_its_last_step_and_nothing_is_lost_or_doubled(steps):
                 assert sequence.logprobs[own].tolist() == step.logprobs.tolist()
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_tokens_between_responses_have_mask_reward_and_logprob_zero(steps):
     for sequence in merge_steps(steps)[0]:
@@ -84,6 +86,7 @@ def test_tokens_between_responses_have_mask_reward_and_logprob_zero(steps):
             assert not sequence.logprobs[between].any()
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_rewards_keep_their_sum(steps):
     sequences, _ = merge_steps(steps)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.delta import Delta, common_prefix, find_deltas, materialise
@@ -51,6 +51,7 @@ def test_common_prefix():
     assert common_prefix(ids, ids[:0]) == 0
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_the_parent_is_the_latest_of_those_that_share_most(steps):
     assert find_deltas(steps) == [brute_force_delta(steps, i) for i in range(len(steps))]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.json_text import MARK, dump_json, dump_text, load_json, load_text
@@ -23,6 +23,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(values)
 def test_every_value_comes_back_as_it_was(value):
     written = dump_json(value)
@@ -31,6 +32,7 @@ def test_every_value_comes_back_as_it_was(value):
     json.loads(written)
 
 
+@settings(deadline=None)
 @given(text)
 def test_every_string_comes_back_as_it_was(value):
     written = dump_text(value)

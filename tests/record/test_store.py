@@ -268,6 +268,31 @@ def test_an_unknown_column_is_named(tmp_path, use):
         use(TrajectoryStore(tmp_path))
 
 
+def test_a_filter_that_does_not_fit_is_named(tmp_path):
+    TrajectoryStore(tmp_path, "a").close()
+    for where in (pads.field("rewrd") > 0, pads.field("reward") > "high"):
+        with pytest.raises(UserError, match=r"the filter \(rew.*does not fit the store"):
+            TrajectoryStore(tmp_path).read(where=where)
+
+
+def test_a_disk_that_refuses_loses_nothing(tmp_path):
+    folder = tmp_path / "store"
+    store = TrajectoryStore(folder, "a", flush_seconds=0.05)
+    folder.rmdir()
+    store.append(trajectory(0))
+    with pytest.raises(UserError, match="cannot"):
+        store.flush()
+    store.append(trajectory(1))  # the timer starts anew; where it fails, the next call says so
+    time.sleep(0.3)
+    with pytest.raises(UserError, match="cannot"):
+        store.append(trajectory(2))
+    folder.mkdir()
+    assert store.flush() == [trajectory(0).id, trajectory(1).id]
+    store.append(trajectory(2))
+    store.close()
+    assert len(TrajectoryStore(folder)) == 3
+
+
 def test_a_value_of_the_wrong_type_is_named(tmp_path):
     TrajectoryStore(tmp_path, "a").close()
     with pytest.raises(UserError, match="iteration='three': the column holds int64"):

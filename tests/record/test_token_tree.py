@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.errors import UserError
@@ -28,6 +28,7 @@ def step_lists(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_every_step_reads_back_as_it_was(steps):
     tree = TokenTree(steps)
@@ -38,6 +39,7 @@ def test_every_step_reads_back_as_it_was(steps):
         assert tree.parent[path].tolist() == [-1, *path[:-1].tolist()][: len(path)]
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_a_node_is_a_distinct_prefix(steps):
     tree = TokenTree(steps)
@@ -47,6 +49,7 @@ def test_a_node_is_a_distinct_prefix(steps):
     assert tree.total_tokens == sum(step.length for step in steps)
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_visible_is_to_lie_on_the_path_and_intervals_nest(steps):
     tree = TokenTree(steps)
@@ -62,6 +65,7 @@ def test_visible_is_to_lie_on_the_path_and_intervals_nest(steps):
     assert (tree.end > nodes).all()
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_occurrences_are_the_sampled_tokens_in_order(steps):
     tree = TokenTree(steps)
@@ -78,6 +82,7 @@ def test_occurrences_are_the_sampled_tokens_in_order(steps):
             assert tree.occ_logprob[own].tolist() == step.logprobs.tolist()
 
 
+@settings(deadline=None)
 @given(step_lists(), st.randoms(use_true_random=False))
 def test_the_tree_does_not_depend_on_the_order_of_steps(steps, random):
     shuffled = random.sample(steps, len(steps))
@@ -85,6 +90,7 @@ def test_the_tree_does_not_depend_on_the_order_of_steps(steps, random):
         assert getattr(TokenTree(steps), name).tolist() == getattr(TokenTree(shuffled), name).tolist()
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_merged_sequences_are_paths_of_the_tree(steps):
     tree = TokenTree(steps)
@@ -94,6 +100,7 @@ def test_merged_sequences_are_paths_of_the_tree(steps):
     assert len(tree) <= report.tokens_after <= report.tokens_before == tree.total_tokens
 
 
+@settings(deadline=None)
 @given(step_lists())
 def test_paths_leaves_and_branches(steps):
     tree = TokenTree(steps)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.record.trajectory import TrajectoryId
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(), st.integers(0), st.integers(0))
 def test_an_id_reads_back(task_id, iteration, sample, attempt):
     key = TrajectoryId("train", iteration, task_id, sample, attempt)
