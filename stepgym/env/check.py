@@ -317,12 +317,15 @@ class _Checker:
             splits = {split: _picked(env.tasks(split), self.tasks_per_split) for split in env.splits}
         for split, tasks in splits.items():
             for task in tasks:
-                *_, (_, reward, over, info) = self.play(task)
                 where = f"split {split!r}, task {task.id!r}"
+                events = list(self.play(task))
+                for *_, info in events:
+                    # A well-formed action that fails may be part of a demonstration; one that is no action may not.
+                    if info.get("action_status", "ok") != "ok":
+                        raise _BrokenPromiseError(f"{where}: the expert's action is refused: {info['action_error']}")
+                _, reward, over, info = events[-1]
                 if not over:
                     raise _BrokenPromiseError(f"{where}: the expert has no more messages, and the episode is not over")
-                if info.get("action_error"):
-                    raise _BrokenPromiseError(f"{where}: the expert's action is refused: {info['action_error']}")
                 if not info.get("success"):
                     raise _BrokenPromiseError(f"{where}: the expert does not succeed (last reward {reward})")
                 played += 1
