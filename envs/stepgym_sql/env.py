@@ -14,8 +14,7 @@ from stepgym.record.outcome import Outcome
 from stepgym_sql import expert, prompt
 from stepgym_sql.compare import same_multiset, same_order, same_set
 from stepgym_sql.format import STOP, cut_at_stop, is_well_formed, parse_action
-from stepgym_sql.generate.schemas import SCHEMA_NAMES
-from stepgym_sql.generate.tasks import KINDS, SPLITS, GeneratorConfig, SchemaSplit, is_generated
+from stepgym_sql.generate.tasks import SPLITS, GeneratorConfig, SchemaSplit, is_generated
 from stepgym_sql.generate.world import Variety, World, WorldSpec
 from stepgym_sql.observation import (
     INVALID_ACTION,
@@ -364,8 +363,8 @@ def _datasets(train: str | None, validation: str | None, test: str | None) -> di
 def _generator(config: Mapping[str, Any]) -> GeneratorConfig:
     """The options of generated tasks. Raises `UserError` for one that is wrong."""
     chosen = {name: config[name] for name in GeneratorConfig.__dataclass_fields__ if name in config}
-    for name, every in (("kinds", KINDS), ("schema_names", SCHEMA_NAMES)):
-        chosen[name] = tuple(every if chosen[name] is None else chosen[name])
+    for name in ("kinds", "schema_names"):
+        chosen[name] = None if chosen[name] is None else tuple(chosen[name])
     return GeneratorConfig(**chosen)
 
 

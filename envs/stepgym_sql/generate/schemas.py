@@ -393,6 +393,7 @@ SCHEMAS: tuple[Schema, ...] = (
                 label("name", "name title field_name", _TITLE_B),
                 category("soil", "soil ground earth", "clay/loam/CY", "sand/grit/SA", "peat/bog/PE"),
                 real("area", "area size hectares", 1, 60),
+                text("tenant", "tenant lessee renter", _LAST, 0.15),
                 integer("wells", "wells pumps springs", 0, 8, 0.15),
             ),
             table(

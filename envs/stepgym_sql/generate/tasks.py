@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, combinations
 from typing import Any, Literal, TypeAlias, overload
@@ -47,6 +47,7 @@ SPLITS = ("train", "validation", "test")
 TASKS_PER_SPLIT = 1_000_000
 _ATTEMPTS = 400
 _MOST_ANSWER_ROWS = 60
+TWO_TABLE_KINDS = frozenset({"join_lookup", "join_filter", "join_group", "join_total", "without"})
 SchemaSplit: TypeAlias = Literal["shared", "disjoint"]
 
 
@@ -58,8 +59,8 @@ class GeneratorConfig:
     """
 
     seed: int = 0
-    kinds: tuple[str, ...] = tuple(KINDS)
-    schema_names: tuple[str, ...] = SCHEMA_NAMES
+    kinds: tuple[str, ...] | None = None
+    schema_names: tuple[str, ...] | None = None
     schemas: SchemaSplit = "shared"
     rows: int = 30
     tables: int | None = None
@@ -68,7 +69,6 @@ class GeneratorConfig:
     spellings: Variety = "varied"
     column_types: bool = True
     paraphrase: bool = True
-    _by_split: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_names("kinds", self.kinds, KINDS)
@@ -77,22 +77,30 @@ class GeneratorConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise UserError(f"sql: {name} must be from {low} to {high}, not {value}")
-        if self.tables == 1 and all(kind.startswith("join_") or kind == "without" for kind in self.kinds):
-            raise UserError("sql: the kinds that are chosen need two tables; raise `tables` or choose other kinds")
-        if self.schemas == "disjoint" and len(self.schema_names) < 3:
+        over_two = sorted(TWO_TABLE_KINDS.intersection(self.kinds or ()))
+        if self.tables == 1 and over_two:
+            raise UserError(f"sql: the kind {over_two[0]!r} needs two tables; raise `tables` or choose other kinds")
+        if self.schemas == "disjoint" and len(self.every_schema) < 3:
             raise UserError("sql: schemas: disjoint needs at least three schema_names, one for each split")
-        for split in SPLITS:
-            self._by_split[split] = self._schemas_of(split)
+
+    @property
+    def every_kind(self) -> tuple[str, ...]:
+        """The kinds that are drawn from: those that were chosen, or all that such databases allow."""
+        if self.kinds is not None:
+            return self.kinds
+        return tuple(kind for kind in KINDS if self.tables != 1 or kind not in TWO_TABLE_KINDS)
+
+    @property
+    def every_schema(self) -> tuple[str, ...]:
+        """The schemas of all splits together."""
+        return SCHEMA_NAMES if self.schema_names is None else self.schema_names
 
     def schemas_of(self, split: str) -> tuple[str, ...]:
         """The schemas that a split draws from: all of them, or with `schemas: disjoint` its own."""
-        return self._by_split[split]
-
-    def _schemas_of(self, split: str) -> tuple[str, ...]:
         if self.schemas == "shared":
-            return self.schema_names
+            return self.every_schema
         # Which schemas are held out never depends on the seed: results of different seeds can be compared.
-        names = sorted(self.schema_names, key=lambda name: derive_seed("held-out schemas", name))
+        names = sorted(self.every_schema, key=lambda name: derive_seed("held-out schemas", name))
         held_out = max(1, len(names) // 6)
         parts = {"test": names[:held_out], "validation": names[held_out : 2 * held_out], "train": names[2 * held_out :]}
         return tuple(parts[split])
@@ -131,7 +139,7 @@ def draw_task(config: GeneratorConfig, split: str, index: int) -> Task:
     Raises `UserError` when no question of the chosen kinds can be asked of such databases.
     """
     draw = random.Random(derive_seed("stepgym_sql", config.seed, split, index))
-    kind = draw.choice(config.kinds)
+    kind = draw.choice(config.every_kind)
     names = config.schemas_of(split)
     for _ in range(_ATTEMPTS):
         spec = WorldSpec(
@@ -177,7 +185,11 @@ def _is_sound(world: World, plan: Plan) -> bool:
     try:
         world.fill(connection)
         answer: list[Row] = connection.execute(plan.sql()).fetchall()
-        if not answer or len(answer) > _MOST_ANSWER_ROWS or all(value in (None, 0) for row in answer for value in row):
+        if (
+            not answer
+            or len(answer) > max(_MOST_ANSWER_ROWS, world.spec.rows)
+            or all(value in (None, 0) for row in answer for value in row)
+        ):
             return False
         names = plan.open_slots
         for wrong in chain.from_iterable(combinations(names, size) for size in range(1, len(names) + 1)):
@@ -189,7 +201,9 @@ def _is_sound(world: World, plan: Plan) -> bool:
     return True
 
 
-def _check_names(option: str, given: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:
+def _check_names(option: str, given: Sequence[str] | None, known: Sequence[str] | Mapping[str, Any]) -> None:
+    if given is None:
+        return
     if not given:
         raise UserError(f"sql: {option} must not be empty; known: {', '.join(known)}")
     for name in given:
