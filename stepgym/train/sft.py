@@ -102,7 +102,7 @@ def sft(
     started = time.perf_counter()
     chosen = [trajectory for trajectory in trajectories if trajectory.final]
     data = _Data(chosen, config.rows)
-    if not data.trajectories:
+    if not len(data.trajectories):
         raise UserError(f"sft: none of the {len(chosen)} trajectories has a generated token to learn from")
     optimizer = Optimizer(policy.model.parameters(), config.optimizer, config.updates)
     history: list[dict[str, float]] = []

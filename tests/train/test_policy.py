@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stepgym.errors import UserError
+from stepgym.model.logprobs import token_scores
+from stepgym.train.batch import make_batch
+from stepgym.train.policy import Policy, PolicyConfig
+
+
+def scored_alone(policy: Policy, steps: list, temperature: float) -> torch.Tensor:
+    """Log-probabilities of all responses through the whole model, one step at a time."""
+    parts = []
+    for step in steps:
+        ids = torch.from_numpy(step.full_ids.astype("int64"))
+        logits = policy.model(input_ids=ids[None], use_cache=False).logits[0] / temperature
+        table = torch.log_softmax(logits, -1)
+        start = len(step.prompt_ids)
+        parts.append(table[torch.arange(start - 1, len(ids) - 1), ids[start:]])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "gemma2", "granite"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_are_those_of_the_plain_model(make: SimpleNamespace, architecture: str, temperature: float) -> None:
+    options = {"logits_scaling": 4.0} if architecture == "granite" else {}
+    policy = Policy(make.model(architecture, **options), PolicyConfig(device="cpu", micro_batch_tokens=80))
+    trajectory = make.trajectory(4, turns=4, breaks=(2,), temperature=temperature)
+    batch = make_batch([[trajectory]])
+    found = policy.logprobs(policy.micro_batches(batch), len(batch.tokens))
+    with torch.no_grad():
+        expected = scored_alone(policy, list(trajectory.steps), temperature)
+    assert torch.allclose(found, expected, atol=2e-5)
+    assert policy._plain_head is (architecture not in ("gemma2", "granite"))  # soft cap, scaled logits
+
+
+def test_entropy_and_greedy_by_hand() -> None:
+    weight = torch.eye(3, dtype=torch.float64)
+    hidden = torch.log(torch.tensor([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64))
+    scores = token_scores(hidden, weight, torch.tensor([0, 1]), entropy=True, greedy=True)
+    assert scores.logprob.exp().tolist() == pytest.approx([0.5, 1 / 3])
+    assert scores.entropy is not None
+    assert scores.greedy is not None
+    assert scores.entropy.tolist() == pytest.approx([1.5 * 0.6931471805599453, 1.0986122886681098])
+    assert scores.greedy[0].item() is True
+    # At temperature 1/2 probabilities are squared and normalised: 4/6, 1/6, 1/6.
+    sharper = token_scores(hidden, weight, torch.tensor([0, 1]), temperature=torch.tensor([0.5, 1.0]))
+    assert sharper.logprob.exp().tolist() == pytest.approx([4 / 6, 1 / 3])
+
+
+def test_chunks_change_neither_values_nor_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    results = []
+    for chunk_logits in (2**25, 60, 1):
+        generator.manual_seed(0)
+        hidden = torch.randn(11, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(20, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        bias = torch.randn(20, generator=generator, dtype=torch.float64, requires_grad=True)
+        targets = torch.randint(0, 20, (11,), generator=generator)
+        temperature = torch.rand(11, generator=generator) + 0.5
+        scores = token_scores(
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            temperature=temperature,
+            entropy=True,
+            greedy=True,
+            chunk_logits=chunk_logits,
+        )
+        (scores.logprob * torch.arange(11)).sum().backward()
+        results.append([*scores, hidden.grad, weight.grad, bias.grad])
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert torch.allclose(one.double(), two.double(), atol=1e-12)
+
+
+def test_no_more_than_the_chunk_of_logits_is_ever_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    import stepgym.model.logprobs as module
+
+    sizes = []
+    original = module.scores_from_logits
+
+    def watching(logits: torch.Tensor, *rest: object) -> object:
+        sizes.append(logits.numel())
+        return original(logits, *rest)
+
+    monkeypatch.setattr(module, "scores_from_logits", watching)
+    hidden = torch.randn(50, 4, requires_grad=True)
+    token_scores(
+        hidden, torch.randn(100, 4), torch.zeros(50, dtype=torch.int64), chunk_logits=1000
+    ).logprob.sum().backward()
+    assert max(sizes) <= 1000
+    assert sum(sizes) == 2 * 50 * 100  # once on the way there, once on the way back
+
+
+def test_dropout_is_off_and_the_model_is_left_in_evaluation_mode(make: SimpleNamespace) -> None:
+    model = make.model("llama", attention_dropout=0.5)
+    policy = Policy(model, PolicyConfig(device="cpu", gradient_checkpointing=True))
+    batch = make_batch([[make.trajectory(turns=3)]])
+    (micro_batch,) = policy.micro_batches(batch)
+    with policy.training():
+        assert policy.model.training
+        one, two = policy.score(micro_batch).logprob, policy.score(micro_batch).logprob
+    assert torch.equal(one, two)
+    assert not policy.model.training
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(make: SimpleNamespace) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        policy = Policy(make.model(), PolicyConfig(device="cpu", gradient_checkpointing=checkpointing))
+        (micro_batch,) = policy.micro_batches(make_batch([[make.trajectory(turns=3)]]))
+        with policy.training():
+            policy.score(micro_batch).logprob.sum().backward()
+        gradients.append(make.gradient(policy))
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+def test_bfloat16_computes_and_returns_float32(make: SimpleNamespace) -> None:
+    batch = make_batch([[make.trajectory(turns=3)]])
+    exact = make.policy().logprobs(make.policy().micro_batches(batch), len(batch.tokens))
+    for config in (PolicyConfig(device="cpu", autocast="bfloat16"), PolicyConfig(device="cpu", dtype="bfloat16")):
+        policy = Policy(make.model(), config)
+        rough = policy.logprobs(policy.micro_batches(batch), len(batch.tokens))
+        assert rough.dtype == torch.float32
+        assert 0 < (rough - exact).abs().max() < 0.5
+
+
+def test_a_frozen_copy_stays_when_the_policy_moves(make: SimpleNamespace) -> None:
+    policy = make.policy()
+    reference = policy.frozen_copy()
+    batch = make_batch([[make.trajectory()]])
+    before = reference.logprobs(reference.micro_batches(batch), len(batch.tokens))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.1)
+    assert torch.equal(reference.logprobs(reference.micro_batches(batch), len(batch.tokens)), before)
+    assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+
+
+def test_bad_models_and_devices_are_refused_in_one_line(make: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model '.*nothing' cannot be loaded: [^\n]+$"):
+        Policy.load(tmp_path / "nothing", PolicyConfig(device="cpu"))
+    with pytest.raises(UserError, match="device 'gpu' is not one"):
+        Policy(make.model(), PolicyConfig(device="gpu"))
+
+
+def test_a_saved_model_is_loaded(make: SimpleNamespace, tmp_path: Path) -> None:
+    model = make.model()
+    model.save_pretrained(tmp_path)
+    policy = Policy.load(tmp_path, PolicyConfig(device="cpu"))
+    for one, two in zip(policy.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, two)
