@@ -104,10 +104,15 @@ def run(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that `module:Class` finds what lies in the folder one works in
     try:
-        code = typer.main.get_group(app).main(args=arguments or ["--help"], prog_name="stepgym", standalone_mode=False)
+        # Not typer's own main(): it would turn an interrupt and a closed pipe into codes without a word.
+        group = typer.main.get_group(app)
+        with group.make_context("stepgym", arguments or ["--help"]) as context:
+            group.invoke(context)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
+        return 0
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
         # Whoever read our output has closed it (`stepgym list envs | head`). Python would complain again on exit.
@@ -123,8 +128,6 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):  # a usage error; which class of click's it is depends on typer's version
             verb = getattr(getattr(error, "ctx", None), "command_path", "stepgym")
             return _fail(f"error: {_one_line(error.format_message())} (see '{verb} --help')", 2)
-        if type(error).__name__ == "Abort":
-            return _fail("interrupted", 130)
         if debug:
             raise
         return _fail(

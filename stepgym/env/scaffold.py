@@ -31,11 +31,12 @@ def write_package(name: str, directory: str | Path = ".") -> Path:
         raise UserError(f"new-env: {module!r} is a word or a module of Python's own; choose another name")
     if name in short_names() or f"{name}-v0" in env_names():
         raise UserError(f"new-env: an environment {name!r} is installed already; choose another name")
-    if find_spec(module) is not None:
-        raise UserError(f"new-env: a module {module!r} is installed already; choose another name")
     root = Path(directory) / name
     if root.exists():
         raise UserError(f"new-env: {root} exists already; nothing was written")
+    spec = find_spec(module)
+    if spec is not None and spec.origin is not None:  # any folder on the path counts as a module, without an origin
+        raise UserError(f"new-env: a module {module!r} is installed already; choose another name")
     class_name = "".join(word.capitalize() for word in module.split("_")) + "Env"
     words = {"@NAME@": name, "@MODULE@": module, "@CLASS@": class_name}
     try:
