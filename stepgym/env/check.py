@@ -2,83 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import statistics
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from stepgym.config import config_model, keyword_parameters, to_jsonable, validate_kwargs
+from stepgym.config import config_model, keyword_parameters, to_jsonable
 from stepgym.env.base import Env
+from stepgym.env.findings import BrokenPromiseError, CheckReport, Finding, SurpriseError
 from stepgym.env.garbage import garbage
 from stepgym.env.messages import Message, tool_call
+from stepgym.env.player import Player, has_expert, picked
 from stepgym.env.registry import env_class, make
 from stepgym.env.resources import Resources, left_behind, private_temporary_folder
 from stepgym.env.shared import close_shared
-from stepgym.env.task import Task
 from stepgym.env.worker import run_blocking, threads
-
-Level = Literal["ok", "warning", "error"]
-_LARGE = 200  # tasks looked at per split; a split may be endless
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found.
-
-    Attributes:
-        check: Name of the check.
-        level: `ok`, `warning` (works, but will surprise somebody) or `error` (a promise is broken).
-        message: One line.
-    """
-
-    check: str
-    level: Level
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What all checks found, in the order in which they ran."""
-
-    env: str
-    findings: tuple[Finding, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no error."""
-        return not self.errors
-
-    @property
-    def errors(self) -> list[Finding]:
-        """The broken promises."""
-        return [finding for finding in self.findings if finding.level == "error"]
-
-    @property
-    def warnings(self) -> list[Finding]:
-        """What works, but will surprise somebody."""
-        return [finding for finding in self.findings if finding.level == "warning"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return {"env": self.env, "ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
-
-    def __str__(self) -> str:
-        return "\n".join(f"{finding.level:<8} {finding.check:<12} {finding.message}" for finding in self.findings)
-
-
-class _BrokenPromiseError(Exception):
-    """A check found a broken promise."""
-
-
-class _SurpriseError(Exception):
-    """A check found something that works, but will surprise somebody."""
 
 
 def check_env(
@@ -125,9 +67,9 @@ def check_env(
 def _run(name: str, check: Callable[[], str]) -> list[Finding]:
     try:
         return [Finding(name, "ok", check())]
-    except _SurpriseError as warned:
+    except SurpriseError as warned:
         return [Finding(name, "warning", line) for line in warned.args]
-    except _BrokenPromiseError as failed:
+    except BrokenPromiseError as failed:
         return [Finding(name, "error", line) for line in failed.args]
     except Exception as error:
         return [Finding(name, "error", _line(error))]
@@ -140,20 +82,15 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
 
 
-@dataclass
-class _Checker:
-    cls: type[Env]
-    config: dict[str, Any]
-    seed: int
-    tasks_per_split: int
-    step_timeout: float
+class _Checker(Player):
+    """The checks: each returns what it found in order, or raises what is wrong."""
 
     def checks(self, temporary: Callable[[], list[str]]) -> Iterator[tuple[str, Callable[[], str]]]:
         """All checks by name. `close` begins when the first one does, so it comes as a pair around the others."""
         run_blocking(threads.run(int))  # the library's own threads are no leak
         before = Resources.now()
         yield "config", self.config_fields
-        yield "tasks", self.tasks
+        yield "tasks", self.task_tables
         yield "tools", self.tools
         yield "gymnasium", self.gymnasium
         yield "seeds", self.seeds
@@ -164,50 +101,48 @@ class _Checker:
         yield "constructor", self.constructor
         yield "close", lambda: self.close(before, temporary)
 
-    # ---- the checks -------------------------------------------------------------------------------------------
-
     def config_fields(self) -> str:
         """The constructor's parameters can be a config."""
         config_model(self.cls)
-        parameters = list(inspect.signature(self.cls).parameters.values())
+        parameters = list(inspect.signature(self.cls.__init__).parameters.values())[1:]
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if positional:
-            raise _BrokenPromiseError(
+            raise BrokenPromiseError(
                 f"the constructor's parameters must be keyword-only (after a *): {', '.join(positional)}"
             )
         fields = keyword_parameters(self.cls)
         untyped = [name for name, parameter in fields.items() if parameter.annotation is parameter.empty]
         if untyped:
-            raise _SurpriseError(f"fields without a type hint are not checked: {', '.join(untyped)}")
+            raise SurpriseError(f"fields without a type hint are not checked: {', '.join(untyped)}")
         with self.made() as env:
             json.dumps(to_jsonable(env.config), allow_nan=False)
             low, high = env.reward_range
             if not low < high:
-                raise _BrokenPromiseError(f"reward_range must be (low, high) with low < high, not {env.reward_range}")
+                raise BrokenPromiseError(f"reward_range must be (low, high) with low < high, not {env.reward_range}")
         return f"{len(fields)} fields"
 
-    def tasks(self) -> str:
+    def task_tables(self) -> str:
         """Ids are unique, tasks are JSON and the same on every look, splits share none."""
         counts: list[str] = []
         seen: dict[str, str] = {}
         shared: dict[str, int] = {}
         with self.made() as env:
             for split in env.splits:
-                table = env.tasks(split)
+                table = self.table(env, split)
                 if len(table) == 0:
-                    raise _BrokenPromiseError(f"the split {split!r} has no tasks")
-                picked, again = _picked(table), _picked(env.tasks(split))
-                ids = [task.id for task in picked]
+                    raise BrokenPromiseError(f"the split {split!r} has no tasks")
+                some, again = picked(table), self.tasks(env, split)
+                ids = [task.id for task in some]
                 if len(set(ids)) < len(ids):
                     doubled = next(task_id for task_id in ids if ids.count(task_id) > 1)
-                    raise _BrokenPromiseError(f"the split {split!r} has two tasks with the id {doubled!r}")
-                if picked != again:
-                    raise _BrokenPromiseError(f"the split {split!r} has other tasks on a second look")
-                for task in picked:
+                    raise BrokenPromiseError(f"the split {split!r} has two tasks with the id {doubled!r}")
+                if some != again:
+                    raise BrokenPromiseError(f"the split {split!r} has other tasks on a second look")
+                for task in some:
                     try:
                         json.dumps(task.to_dict(), allow_nan=False)
                     except (TypeError, ValueError) as error:
-                        raise _BrokenPromiseError(
+                        raise BrokenPromiseError(
                             f"the task {task.id!r} of the split {split!r} is not JSON: {error}"
                         ) from None
                     other = seen.setdefault(task.id, split)
@@ -215,7 +150,7 @@ class _Checker:
                         shared[f"{other} and {split}"] = shared.get(f"{other} and {split}", 0) + 1
                 counts.append(f"{split} {len(table)}")
         if shared:
-            raise _SurpriseError(
+            raise SurpriseError(
                 *(f"{pair} share tasks ({count} ids of those looked at)" for pair, count in shared.items())
             )
         return ", ".join(counts)
@@ -232,28 +167,28 @@ class _Checker:
                 json.dumps(tool, allow_nan=False)
                 function = tool.get("function")
                 if tool.get("type") != "function" or not isinstance(function, Mapping):
-                    raise _BrokenPromiseError(
+                    raise BrokenPromiseError(
                         f'a tool is {{"type": "function", "function": {{...}}}}, not {tool!r:.100}'
                     )
                 name = function.get("name")
                 if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 64:
-                    raise _BrokenPromiseError(f"a tool's name has up to 64 letters, digits, _ and -, not {name!r:.100}")
+                    raise BrokenPromiseError(f"a tool's name has up to 64 letters, digits, _ and -, not {name!r:.100}")
                 if name in names:
-                    raise _BrokenPromiseError(f"two tools are called {name!r}")
+                    raise BrokenPromiseError(f"two tools are called {name!r}")
                 names.add(name)
                 parameters = function.get("parameters", {"type": "object"})
                 if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-                    raise _BrokenPromiseError(f"{name}: the parameters must be a JSON Schema of the type 'object'")
+                    raise BrokenPromiseError(f"{name}: the parameters must be a JSON Schema of the type 'object'")
                 try:
                     Draft202012Validator.check_schema(parameters)
                 except SchemaError as error:
-                    raise _BrokenPromiseError(
+                    raise BrokenPromiseError(
                         f"{name}: the parameters are not a valid JSON Schema: {error.message}"
                     ) from None
                 if not function.get("description"):
                     silent.append(name)
         if silent:
-            raise _SurpriseError(f"tools without a description: {', '.join(silent)}")
+            raise SurpriseError(f"tools without a description: {', '.join(silent)}")
         return f"{len(names)} tools" if names else "no tools"
 
     def gymnasium(self) -> str:
@@ -266,7 +201,7 @@ class _Checker:
             gymnasium_check(env, skip_render_check=True)
         texts = [str(warning.message) for warning in caught]
         if texts:
-            raise _SurpriseError(*(" ".join(text.replace("\x1b[33mWARN: ", "").split())[:300] for text in texts))
+            raise SurpriseError(*(" ".join(text.replace("\x1b[33mWARN: ", "").split())[:300] for text in texts))
         return f"gymnasium {gymnasium.__version__} is content"
 
     def seeds(self) -> str:
@@ -274,16 +209,16 @@ class _Checker:
         with self.made() as env:
             first = self.reset(env, {})[1]
             if self.reset(env, {})[1] != first:
-                raise _BrokenPromiseError("the same seed draws different tasks")
+                raise BrokenPromiseError("the same seed draws different tasks")
         for task in self.some_tasks():
             one, two = self.transcript(task), self.transcript(task)
             for turn, (a, b) in enumerate(zip(one, two, strict=False)):
                 if a != b:
-                    raise _BrokenPromiseError(
+                    raise BrokenPromiseError(
                         f"task {task.id!r}, turn {turn}: the same seed gave {a!r:.150} and then {b!r:.150}"
                     )
             if len(one) != len(two):
-                raise _BrokenPromiseError(
+                raise BrokenPromiseError(
                     f"task {task.id!r}: the same seed gave {len(one) - 1} and then {len(two) - 1} turns"
                 )
         return "the same seed gives the same episode"
@@ -303,7 +238,7 @@ class _Checker:
                     running.remove(index)
         for task, one, other in zip(tasks, alone, together, strict=True):
             if one != other:
-                raise _BrokenPromiseError(
+                raise BrokenPromiseError(
                     f"task {task.id!r} went differently beside another episode: is there state on the class?"
                 )
         return "episodes do not disturb each other"
@@ -312,9 +247,9 @@ class _Checker:
         """The environment's own expert succeeds, within the limits that the environment names."""
         played = 0
         with self.made() as env:
-            if not _has_expert(env):
-                raise _SurpriseError("the environment has no expert: nothing shows that its tasks can be solved")
-            splits = {split: _picked(env.tasks(split), self.tasks_per_split) for split in env.splits}
+            if not has_expert(env):
+                raise SurpriseError("the environment has no expert: nothing shows that its tasks can be solved")
+            splits = {split: self.tasks(env, split, self.tasks_per_split) for split in env.splits}
         for split, tasks in splits.items():
             for task in tasks:
                 where = f"split {split!r}, task {task.id!r}"
@@ -322,12 +257,12 @@ class _Checker:
                 for *_, info in events:
                     # A well-formed action that fails may be part of a demonstration; one that is no action may not.
                     if info.get("action_status", "ok") != "ok":
-                        raise _BrokenPromiseError(f"{where}: the expert's action is refused: {info['action_error']}")
+                        raise BrokenPromiseError(f"{where}: the expert's action is refused: {info['action_error']}")
                 _, reward, over, info = events[-1]
                 if not over:
-                    raise _BrokenPromiseError(f"{where}: the expert has no more messages, and the episode is not over")
+                    raise BrokenPromiseError(f"{where}: the expert has no more messages, and the episode is not over")
                 if not info.get("success"):
-                    raise _BrokenPromiseError(f"{where}: the expert does not succeed (last reward {reward})")
+                    raise BrokenPromiseError(f"{where}: the expert does not succeed (last reward {reward})")
                 played += 1
         return f"succeeds in {played} tasks"
 
@@ -336,16 +271,16 @@ class _Checker:
         with self.begun() as (env, _):
             limit = env.max_turns
             if not isinstance(limit, int) or limit < 1:
-                raise _BrokenPromiseError(f"max_turns must be a whole number from 1, not {limit!r}")
+                raise BrokenPromiseError(f"max_turns must be a whole number from 1, not {limit!r}")
             idle: Message | str = tool_call("no_such_tool") if env.tools else "hm"
             for _ in range(limit):
                 _, _, terminated, truncated, info = self.step(env, idle)
                 if terminated or truncated:
                     break
             else:
-                raise _BrokenPromiseError(f"the episode went on after {limit} turns")
+                raise BrokenPromiseError(f"the episode went on after {limit} turns")
             if "success" not in info:
-                raise _BrokenPromiseError("info has no 'success' at the end of an episode")
+                raise BrokenPromiseError("info has no 'success' at the end of an episode")
         return f"at most {limit}"
 
     def garbage(self) -> str:
@@ -364,9 +299,9 @@ class _Checker:
                 try:
                     observation, _, terminated, truncated, _ = self.step(env, action)
                 except Exception as error:
-                    raise _BrokenPromiseError(f"the action {action!r:.150} raised {_line(error)}") from None
+                    raise BrokenPromiseError(f"the action {action!r:.150} raised {_line(error)}") from None
                 if not observation and not (terminated or truncated):
-                    raise _BrokenPromiseError(f"the action {action!r:.150} got no answer, and the episode went on")
+                    raise BrokenPromiseError(f"the action {action!r:.150} got no answer, and the episode went on")
         return f"{count} actions answered"
 
     def constructor(self) -> str:
@@ -379,7 +314,7 @@ class _Checker:
             env.close()
         milliseconds = statistics.median(times) * 1000
         if milliseconds > 1.0:
-            raise _SurpriseError(f"takes {milliseconds:.1f} ms, over 1 ms: open what is heavy in open_shared")
+            raise SurpriseError(f"takes {milliseconds:.1f} ms, over 1 ms: open what is heavy in open_shared")
         return f"takes {milliseconds:.3f} ms"
 
     def close(self, before: Resources, temporary: Callable[[], list[str]]) -> str:
@@ -399,104 +334,16 @@ class _Checker:
         # What is shared may grow a little with use (one more worker); what episodes leave behind grows with each.
         left = left_behind(warm)
         if len(left) >= episodes // 2:
-            raise _BrokenPromiseError(f"{episodes} closed episodes left behind {len(left)} things, such as {left[0]}")
+            raise BrokenPromiseError(f"{episodes} closed episodes left behind {len(left)} things, such as {left[0]}")
         if len(temporary()) - files >= episodes // 2:
-            raise _BrokenPromiseError(
+            raise BrokenPromiseError(
                 f"{episodes} closed episodes left {len(temporary()) - files} temporary files behind"
             )
         close_shared(self.cls)
         left = left_behind(before) + [f"temporary file {name}" for name in temporary()]
         if left:
-            raise _BrokenPromiseError(*(f"left after everything was closed: {line}" for line in left[:5]))
+            raise BrokenPromiseError(*(f"left after everything was closed: {line}" for line in left[:5]))
         return "nothing left behind"
 
-    # ---- what the checks use ----------------------------------------------------------------------------------
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return validate_kwargs(self.cls, self.config, self.cls.__name__)
-
-    @contextmanager
-    def made(self) -> Iterator[Env]:
-        env = self.cls(**self.arguments)
-        try:
-            yield env
-        finally:
-            env.close()
-
-    @contextmanager
-    def begun(self) -> Iterator[tuple[Env, Task]]:
-        task = self.some_tasks()[0]
-        with self.made() as env:
-            self.reset(env, {"task": task})
-            yield env, task
-
-    def some_tasks(self) -> list[Task]:
-        with self.made() as env:
-            return _picked(env.tasks(env.splits[0]), self.tasks_per_split)
-
-    def reset(self, env: Env, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        result: tuple[Any, dict[str, Any]] = self.timed(env.areset(seed=self.seed, options=options), "reset")
-        if not env.observation_space.contains(result[0]):
-            raise _BrokenPromiseError(f"reset: the observation is not a list of messages: {result[0]!r:.150}")
-        return result
-
-    def step(self, env: Env, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        result: tuple[Any, float, bool, bool, dict[str, Any]] = self.timed(env.astep(action), "step")
-        observation, _, terminated, truncated, info = result
-        if not env.observation_space.contains(observation):
-            raise _BrokenPromiseError(f"step: the observation is not a list of messages: {observation!r:.150}")
-        low, high = env.reward_range
-        if (terminated or truncated) and not low - 1e-6 <= env._total <= high + 1e-6:
-            raise _BrokenPromiseError(
-                f"an episode's total reward is {env._total}, outside of reward_range {env.reward_range}"
-            )
-        parts = info.get("reward_parts", {})
-        if not isinstance(parts, Mapping) or not all(isinstance(part, int | float) for part in parts.values()):
-            raise _BrokenPromiseError(f"info['reward_parts'] must be named numbers, not {parts!r:.150}")
-        return result
-
-    def timed(self, coroutine: Any, what: str) -> Any:
-        async def wait() -> Any:
-            try:
-                return await asyncio.wait_for(coroutine, self.step_timeout)
-            except TimeoutError:
-                raise _BrokenPromiseError(f"{what} took longer than {self.step_timeout:g} s") from None
-
-        return run_blocking(wait())
-
-    def script(self, env: Env, task: Task) -> Iterator[Message | str]:
-        """The expert's messages, or nonsense where there is no expert."""
-        if _has_expert(env):
-            yield from env.expert(task)
-        else:
-            space = type(env.action_space)(seed=self.seed)
-            while True:
-                yield space.sample()
-
-    def play(self, task: Task) -> Iterator[tuple[Any, float | None, bool, dict[str, Any]]]:
-        """One episode by the script: (observation, reward, over, info) after the reset and after each turn."""
-        with self.made() as env:
-            observation, info = self.reset(env, {"task": task})
-            yield observation, None, False, info
-            for action in self.script(env, task):
-                observation, reward, terminated, truncated, info = self.step(env, action)
-                yield observation, reward, terminated or truncated, info
-                if terminated or truncated:
-                    return
-
-    def transcript(self, task: Task) -> list[Any]:
-        """An episode by the script, without what may differ: times in `info`."""
-        return [event[:3] for event in self.play(task)]
-
-
-def _has_expert(env: Env) -> bool:
-    return type(env).expert is not Env.expert
-
-
-def _picked(table: Sequence[Any], count: int = _LARGE) -> list[Task]:
-    """Up to `count` tasks of a table, evenly spread over it."""
-    size = len(table)
-    indices = sorted({round(i * (size - 1) / max(1, count - 1)) for i in range(count)}) if size > count else range(size)
-    rows = (table[index] for index in indices)
-    return [row if isinstance(row, Task) else Task.from_dict(row) for row in rows]
+__all__ = ["CheckReport", "Finding", "check_env"]
