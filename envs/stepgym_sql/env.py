@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from stepgym.env.base import ActResult, Env
-from stepgym.env.messages import Message, tool_result, user
+from stepgym.env.messages import Message, call_id, tool_result, user
 from stepgym.env.task import Task
 from stepgym.errors import ActionError, UserError
 from stepgym.record.outcome import Outcome
@@ -238,28 +238,27 @@ class SQLEnv(Env):
             self._note(message)
             return [user(self._wrapped(str(error)))]
         text = f"{error}\n{reminder(self.turns_left, self.observation_format)}"
-        calls = message.get("tool_calls")
-        ids = [str(call["id"]) for call in _as_list(calls) if isinstance(call, Mapping) and "id" in call]
-        return [tool_result(text, call_id) for call_id in ids] or [user(text)]
+        calls = message.get("tool_calls") or ()
+        return [tool_result(text, call_id(call, index)) for index, call in enumerate(calls)] or [user(text)]
 
     def _act_on_calls(self, message: Message) -> ActResult:
-        calls = _as_list(message.get("tool_calls"))
+        calls = message.get("tool_calls")
         if not calls:
             raise ActionError(INVALID_CALL, status="no_action")
         results: list[Message] = []
         errors: list[str] = []
         malformed = 0
-        for number, call in enumerate(calls):
-            call_id = str(call.get("id", number)) if isinstance(call, Mapping) else str(number)
+        for index, call in enumerate(calls):
+            answered = call_id(call, index)
             try:
                 name, query = _parse_call(call)
                 if name == "solution":
                     return self._finish(query, results)
-                results.append(tool_result(self._look(query), call_id))
+                results.append(tool_result(self._look(query), answered))
             except ActionError as error:
                 errors.append(str(error))
                 malformed += error.status == "malformed"
-                results.append(tool_result(str(error), call_id))
+                results.append(tool_result(str(error), answered))
         results[-1]["content"] += f"\n{reminder(self.turns_left, self.observation_format)}"
         info: dict[str, Any] = {"metrics": self._metrics()}
         if errors:
@@ -366,11 +365,6 @@ def _generator(config: Mapping[str, Any]) -> GeneratorConfig:
     for name in ("kinds", "schema_names"):
         chosen[name] = None if chosen[name] is None else tuple(chosen[name])
     return GeneratorConfig(**chosen)
-
-
-def _as_list(value: object) -> Sequence[object]:
-    """The tool calls of a message, which may hold anything."""
-    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
 
 
 def _parse_call(call: object) -> tuple[Literal["sql", "solution"], str]:
