@@ -123,6 +123,7 @@ class Batcher:
     def set_version(self, version: str) -> None:
         """New weights are in force from the next token on; nothing computed by the old ones is reused."""
         self.version = version
+        self._forward.refresh()
         self._table.clear()
         for running in self._running.values():
             running.versions.append((version, int(self._known[running.slot] - self._prompt[running.slot])))
@@ -236,7 +237,7 @@ class Batcher:
         if needed <= capacity:
             return
         capacity = max(needed, min(2 * capacity, max(needed, self._context_length)))
-        self._forward.grow(capacity)
+        self._forward.grow(capacity, self._table.filled.tolist())
         self._table.grow(capacity)
         self._logprobs = np.pad(self._logprobs, [(0, 0), (0, capacity - self._logprobs.shape[1])])
 

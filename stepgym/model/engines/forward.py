@@ -29,15 +29,32 @@ Decoding = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 class Forward(ABC):
     """A model as slots see it.
 
+    The modules that run are a copy whose parameters are those of the given model, the same tensors: an update of the
+    model's weights is seen at once, while attention and training mode can be set without touching the model.
+
     Attributes:
         copies: Whether a prefix of one slot can be copied to another and a slot be cut back.
     """
 
     copies: ClassVar[bool]
+    attention: ClassVar[str | None] = None
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._view: Any = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the model's parameters where they are not those any more that were copied from."""
+        ours = () if self._view is None else self._view.parameters()
+        if [id(p) for p in ours] != [id(p) for p in self._model.parameters()]:
+            self._view = _shared_copy(self._model)
+            if self.attention is not None:
+                self._view.set_attn_implementation(self.attention)
 
     @abstractmethod
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` tokens in every slot."""
+    def grow(self, capacity: int, filled: Sequence[int]) -> None:
+        """Make room for `capacity` tokens in every slot; `filled` says how many there are in each."""
 
     @abstractmethod
     def copy(self, source: int, target: int, length: int) -> None:
@@ -58,25 +75,21 @@ class Forward(ABC):
 
 
 class SlotForward(Forward):
-    """All requests in one pass.
-
-    The modules are a copy whose parameters are those of the given model, the same tensors: an update of the model's
-    weights is seen at once, while attention and training mode can be set here without touching the model.
-    """
+    """All requests in one pass, with attention over slots."""
 
     copies = True
+    attention = ATTENTION_NAME
 
     def __init__(self, model: Any, slots: int) -> None:
-        self._view = _shared_copy(model)
         register_attention()
-        self._view.set_attn_implementation(ATTENTION_NAME)
+        super().__init__(model)
         self._keeps = _takes(model, "logits_to_keep")
         self._cache = SlotCache(slots, model.device)
         self.device: torch.device = model.device
 
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` tokens in every slot."""
-        self._cache.grow(capacity)
+    def grow(self, capacity: int, filled: Sequence[int]) -> None:
+        """Make room for `capacity` tokens in every slot; see `Forward`."""
+        self._cache.grow(capacity, filled)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a slot to another."""
@@ -109,11 +122,11 @@ class SeparateForward(Forward):
     copies = False
 
     def __init__(self, model: Any) -> None:
-        self._view = _shared_copy(model)
+        super().__init__(model)
         self._device: torch.device = model.device
         self._caches: dict[int, Any] = {}
 
-    def grow(self, capacity: int) -> None:
+    def grow(self, capacity: int, filled: Sequence[int]) -> None:
         """Nothing to do: these caches grow by themselves."""
 
     def copy(self, source: int, target: int, length: int) -> None:

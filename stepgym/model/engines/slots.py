@@ -144,14 +144,19 @@ class SlotCache:
         self.capacity = SMALLEST_CAPACITY
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` tokens in every slot."""
+    def grow(self, capacity: int, filled: Sequence[int]) -> None:
+        """Make room for `capacity` tokens in every slot; `filled` says how many there are in each."""
         if capacity <= self.capacity:
             return
         for layer, pair in self._layers.items():
-            grown = tuple(t.new_zeros(t.shape[0], capacity, t.shape[2]) for t in pair)
-            for new, old in zip(grown, pair, strict=True):
-                new[:, : self.capacity] = old
+            grown = []
+            for old in pair:
+                new = _zeros(old, (old.shape[0], capacity, old.shape[2]))
+                rows, before = (t.view(self.slots, -1, t.shape[1], t.shape[2]) for t in (new, old))
+                for slot, length in enumerate(filled):
+                    if length:
+                        rows[slot, :, :length] = before[slot, :, :length]
+                grown.append(new)
             self._layers[layer] = (grown[0], grown[1])
         self.capacity = capacity
 
@@ -168,12 +173,23 @@ class SlotCache:
         pair = self._layers.get(layer)
         if pair is None:
             # Zeros, not empty: a masked position has weight 0, and 0 times whatever was in memory may be NaN.
-            shape = (self.slots * keys.shape[1], self.capacity)
-            pair = (keys.new_zeros(*shape, keys.shape[2]), values.new_zeros(*shape, values.shape[2]))
+            rows = self.slots * keys.shape[1]
+            pair = (
+                _zeros(keys, (rows, self.capacity, keys.shape[2])),
+                _zeros(values, (rows, self.capacity, values.shape[2])),
+            )
             self._layers[layer] = pair
         for storage, new in zip(pair, (keys, values), strict=True):
             storage.view(-1, new.shape[2]).index_copy_(0, index, new.reshape(-1, new.shape[2]))
         return pair
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of the type and on the device of `like`. On the CPU they take memory only where they are written to."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = int(np.prod(shape)) * like.element_size()
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(like.dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -86,7 +86,8 @@ def test_attention_over_slots_is_attention(rows, heads, window, softcap, random)
     for slot, (old, _) in zip(slots, rows, strict=True):
         index = (slot * heads[1] + torch.arange(heads[1])) * cache.capacity + torch.arange(old)[:, None]
         cache.write(0, keys[slot][:, :old].transpose(0, 1), values[slot][:, :old].transpose(0, 1), index.flatten())
-    cache.grow(300)
+    held = dict(zip(slots, (old for old, _ in rows), strict=True))
+    cache.grow(300, [held.get(s, 0) for s in range(12)])
     single = [(s, old) for s, (old, new) in zip(slots, rows, strict=True) if new == 1]
     several = [(s, old, new) for s, (old, new) in zip(slots, rows, strict=True) if new > 1]
     order = [(s, old, 1) for s, old in single] + several

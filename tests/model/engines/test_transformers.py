@@ -211,6 +211,33 @@ def test_new_weights_take_effect_and_nothing_of_the_old_ones_is_reused():
     assert np.abs(second.logprobs - forced_logprobs(model, prompt, first.response_ids)).max() > 1e-3
 
 
+def test_parameters_that_were_replaced_are_taken_over_with_the_next_version():
+    model, tokenizer = build_tiny_model(CORPUS, width=32, layers=1, heads=2)
+    engine = TransformersEngine.wrap(model, tokenizer)
+    prompt = prompts(1, vocabulary=model.config.vocab_size)[0]
+    run(engine.generate(prompt, Sampling(), max_tokens=2, seed=1))
+    norm = model.model.norm
+    norm.weight = torch.nn.Parameter(norm.weight.detach() * 3)
+    engine.weights_version = 1
+    answer = run(engine.generate(prompt, Sampling(), max_tokens=6, seed=1))
+    np.testing.assert_allclose(answer.logprobs, forced_logprobs(model, prompt, answer.response_ids), atol=1e-4)
+
+
+def test_long_sequences_make_the_cache_grow_and_stay_right():
+    engine = TransformersEngine.wrap(MODEL, TOKENIZER, stop_token_ids=[])
+    some = prompts(3, low=230, high=250)
+
+    async def main():
+        return await asyncio.gather(*(episode(engine, p, seed=i, max_tokens=40, turns=8) for i, p in enumerate(some)))
+
+    lengths = []
+    for turns in run(main()):
+        prompt, answer = turns[-1]
+        lengths.append(len(prompt))
+        np.testing.assert_allclose(answer.logprobs, forced_logprobs(MODEL, prompt, answer.response_ids), atol=1e-4)
+    assert max(lengths) > 300
+
+
 def test_a_version_change_amid_a_response_is_recorded_as_spans():
     engine = endless_engine()
 
