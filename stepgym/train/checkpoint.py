@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, and read back to the bit-identical next update.
 
-A checkpoint is a folder `update-00000120/` that holds `model/`, in the format of `transformers` (safetensors, with the
-tokenizer), so that it can be served as it is; `learner.pt`, the optimizer and the random generators, read with
-`torch.load(weights_only=True)` only; and `state.json`, the counters, the score and what the caller keeps.
+A checkpoint is a folder `update-00000120/` (`update-00000120.1/` where one of that update was there before). `model/`
+is in the format of `transformers` (safetensors, with the tokenizer), so that it can be served as it is; `learner.pt`
+holds the optimizer and the random generators and is read with `torch.load(weights_only=True)` only; `state.json` holds
+the counters, the score and what the caller keeps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import math
 import os
+import pickle
 import random
 import re
 import shutil
@@ -28,7 +30,7 @@ from stepgym.train.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"update-(\d{8,})")
+_NAME = re.compile(r"update-(?P<update>\d{8,})(?:\.(?P<revision>\d+))?")
 _TEMPORARY = ".partial-"
 _FORMAT = 1
 
@@ -73,10 +75,12 @@ class CheckpointStore:
         """All complete checkpoints, in the order of their updates."""
         if not self.path.is_dir():
             return []
-        return sorted(
-            (self._read(entry) for entry in self.path.iterdir() if _NAME.fullmatch(entry.name)),
-            key=lambda checkpoint: checkpoint.update,
-        )
+        newest: dict[int, tuple[int, Path]] = {}
+        for entry in self.path.iterdir():
+            if match := _NAME.fullmatch(entry.name):
+                update, candidate = int(match["update"]), (int(match["revision"] or 0), entry)
+                newest[update] = max(newest.get(update, candidate), candidate)
+        return [self._read(entry) for _, (_, entry) in sorted(newest.items())]
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint of the latest update; None where there is none."""
@@ -99,7 +103,7 @@ class CheckpointStore:
         """Write a checkpoint of the learner as it is now, then delete those that are no longer kept.
 
         It is written under a temporary name, flushed to the disk and renamed, so a killed run leaves it whole or not
-        at all. A checkpoint of the same update is replaced.
+        at all. It takes the place of a checkpoint of the same update, which is deleted afterwards.
 
         Args:
             learner: What is saved: weights, optimizer, counters; and its reference, once per store.
@@ -124,7 +128,10 @@ class CheckpointStore:
             torch.save({"learner": learner.state_dict(), "random": random_state()}, folder / "learner.pt")
             (folder / "state.json").write_text(text, encoding="utf-8")
 
-        path = self._write(f"update-{learner.updates:08d}", fill)
+        name = f"update-{learner.updates:08d}"
+        present = [match for entry in self.path.iterdir() if (match := _NAME.fullmatch(entry.name))]
+        taken = [int(match["revision"] or 0) for match in present if int(match["update"]) == learner.updates]
+        path = self._write(f"{name}.{max(taken) + 1}" if taken else name, fill)
         self._delete_old()
         return Checkpoint(path, learner.updates, score, dict(extra or {}))
 
@@ -142,8 +149,10 @@ class CheckpointStore:
             return None
         try:
             state = torch.load(checkpoint.path / "learner.pt", map_location=learner.policy.device, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
-            raise UserError(f"checkpoint {checkpoint.path}: learner.pt cannot be read: {_first_line(error)}") from error
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            alien = isinstance(error, pickle.UnpicklingError)
+            reason = "it holds more than tensors and plain values" if alien else _first_line(error)
+            raise UserError(f"checkpoint {checkpoint.path}: learner.pt cannot be read: {reason}") from error
         load_weights(learner.policy, checkpoint.model_path)
         if learner.reference is not None and (self.path / "reference").exists():
             load_weights(learner.reference, self.path / "reference")
@@ -161,9 +170,7 @@ class CheckpointStore:
         try:
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
             if state["format"] != _FORMAT:
-                raise UserError(
-                    f"checkpoint {path}: format {state['format']} is not {_FORMAT}, which this version reads"
-                )
+                raise UserError(f"checkpoint {path}: its format is {state['format']}; this version reads {_FORMAT}")
             return Checkpoint(path, int(state["update"]), state["score"], state["extra"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"checkpoint {path}: state.json cannot be read: {_first_line(error)}") from error
@@ -177,14 +184,7 @@ class CheckpointStore:
                 for file in files:
                     _flush(Path(folder) / file)
                 _flush(Path(folder))
-            if final.exists():
-                # A folder cannot be replaced in one go; the old one goes under a name that readers ignore.
-                discarded = self.path / f"{_TEMPORARY}old-{name}-{os.getpid()}"
-                final.rename(discarded)
-                partial.rename(final)
-                shutil.rmtree(discarded)
-            else:
-                partial.rename(final)
+            partial.rename(final)
             _flush(self.path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -197,10 +197,11 @@ class CheckpointStore:
             shutil.rmtree(entry, ignore_errors=True)
 
     def _delete_old(self) -> None:
-        found, best = self.all(), self.best()
-        for checkpoint in found[: -self.keep]:
-            if best is None or checkpoint.path != best.path:
-                shutil.rmtree(checkpoint.path)
+        best = self.best()
+        kept = {checkpoint.path for checkpoint in self.all()[-self.keep :]} | ({best.path} if best else set())
+        for entry in self.path.iterdir():
+            if _NAME.fullmatch(entry.name) and entry not in kept:
+                shutil.rmtree(entry)
 
 
 def load_weights(policy: Policy, path: Path) -> None:

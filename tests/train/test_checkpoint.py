@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepgym.errors import UserError
+from stepgym.train.checkpoint import CheckpointStore
+from stepgym.train.config import LearnerConfig
+from stepgym.train.learner import Learner
+from stepgym.train.policy import Policy
+
+CONFIG: dict[str, Any] = {
+    "mini_batches": 2,
+    "epochs": 2,
+    "kl": {"kind": "k3", "coef": 0.1},
+    "total_updates": 40,
+    "optimizer": {"learning_rate": 1e-3, "warmup_updates": 3, "decay": "cosine", "weight_decay": 0.1},
+}
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_a_resumed_learner_makes_the_bit_identical_next_updates(
+    make: SimpleNamespace, tmp_path: Path, architecture: str
+) -> None:
+    made = [t for g in range(4) for t in make.group(g, [1.0, 0.0, 0.5], task=f"task {g}")]
+    unbroken = Learner(make.policy(architecture), LearnerConfig(**CONFIG))
+    unbroken.update(made)
+    store = CheckpointStore(tmp_path)
+    saved = store.save(unbroken, score=0.5, extra={"iteration": 1})
+    for _ in range(2):
+        unbroken.update(made)
+    resumed = Learner(make.policy(architecture, seed=7), LearnerConfig(**CONFIG))  # other weights, other reference
+    found = CheckpointStore(tmp_path).restore(resumed)
+    assert found == saved
+    assert (found.extra, found.score, found.update) == ({"iteration": 1}, 0.5, 4)
+    assert (resumed.updates, resumed.batches) == (4, 1)
+    for _ in range(2):
+        report = resumed.update(made)
+    assert torch.equal(weights(resumed.policy), weights(unbroken.policy))
+    assert report.metrics["update"] == 12
+
+
+def test_random_generators_are_put_back(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path)
+    store.save(learner)
+    drawn = [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()]
+    store.restore(learner)
+    assert [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()] == drawn
+
+
+def test_the_best_and_the_latest_are_kept(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path, keep=2)
+    assert (store.latest(), store.best(), store.all()) == (None, None, [])
+    assert store.restore(learner) is None
+    for score in (0.1, 0.9, 0.3, None, 0.2):
+        learner.optimizer.updates += 1
+        store.save(learner, score=score)
+    assert [checkpoint.update for checkpoint in store.all()] == [2, 4, 5]
+    assert store.best().update == 2
+    assert store.latest().update == 5
+
+
+def test_a_checkpoint_of_the_same_update_takes_its_place(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path)
+    for number in range(3):
+        store.save(learner, score=float(number), extra={"number": number})
+    (only,) = store.all()
+    assert (only.extra, only.score) == ({"number": 2}, 2.0)
+    assert [entry.name for entry in tmp_path.iterdir()] == [only.path.name]
+
+
+def test_a_write_that_fails_leaves_nothing_and_the_last_one_stands(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path)
+    store.save(learner)
+    learner.optimizer.updates += 1
+
+    class Broken:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        store.save(learner, tokenizer=Broken())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["update-00000000"]
+
+
+def test_a_killed_writer_leaves_a_whole_checkpoint_or_none(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path)
+    store.save(learner)
+    learner.policy.model.save_pretrained(tmp_path / "start")
+    script = f"""
+        import os, signal, torch
+        from pathlib import Path
+        torch.set_num_threads(1)
+        from stepgym.train.checkpoint import CheckpointStore
+        from stepgym.train.config import LearnerConfig
+        from stepgym.train.learner import Learner
+        from stepgym.train.policy import Policy, PolicyConfig
+        learner = Learner(Policy.load({str(tmp_path / "start")!r}, PolicyConfig(device="cpu")), LearnerConfig())
+        learner.optimizer.updates = 5
+        class Killer:
+            def save_pretrained(self, folder):
+                os.kill(os.getpid(), signal.SIGKILL)
+        CheckpointStore({str(tmp_path)!r}).save(learner, tokenizer=Killer())
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert killed.returncode == -9
+    assert any(entry.name.startswith(".partial") for entry in tmp_path.iterdir())
+    assert store.latest().update == 0
+    learner.optimizer.updates = 1
+    store.save(learner)
+    assert not any(entry.name.startswith(".partial") for entry in tmp_path.iterdir())
+    assert store.latest().update == 1
+
+
+def test_the_model_folder_is_one_that_transformers_loads(make: SimpleNamespace, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    learner = Learner(make.policy(), LearnerConfig())
+    checkpoint = CheckpointStore(tmp_path).save(learner)
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoint.model_path)
+    for one, two in zip(loaded.parameters(), learner.policy.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert (checkpoint.model_path / "model.safetensors").exists()
+
+
+def test_bad_checkpoints_are_refused_in_one_line_and_never_unpickled(make: SimpleNamespace, tmp_path: Path) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path)
+    checkpoint = store.save(learner)
+    with pytest.raises(UserError, match=r"weights do not fit the model: [^\n]+$"):
+        store.restore(Learner(Policy(make.model(hidden_size=32), learner.policy.config), LearnerConfig()))
+
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (print, ("unpickled",))
+
+    good = (checkpoint.path / "learner.pt").read_bytes()
+    for content in (pickle.dumps(Payload(), protocol=2), good[: len(good) // 2], b""):
+        (checkpoint.path / "learner.pt").write_bytes(content)
+        with pytest.raises(UserError, match=r"learner\.pt cannot be read"):
+            store.restore(learner)
+    (checkpoint.path / "state.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(UserError, match="its format is 99"):
+        store.latest()
+    (checkpoint.path / "state.json").write_text("{")
+    with pytest.raises(UserError, match=r"state\.json cannot be read"):
+        store.latest()
+
+
+def test_knobs_are_checked(make: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="keep must be 1 or more"):
+        CheckpointStore(tmp_path, keep=0)
+    with pytest.raises(UserError, match="the score must be finite"):
+        CheckpointStore(tmp_path).save(Learner(make.policy(), LearnerConfig()), score=float("nan"))
