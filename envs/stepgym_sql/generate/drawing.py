@@ -48,11 +48,16 @@ def direction(draw: Draw, column: StoredColumn) -> tuple[str, str]:
     return ("DESC", "highest") if descending else ("ASC", "lowest")
 
 
+def lookalikes(table: StoredTable, column: StoredColumn) -> list[StoredColumn]:
+    """The other columns of the table that hold the same kind of thing, in the order of the database."""
+    kinds = next(kinds for kinds in _LOOKALIKES if column.column.kind in kinds)
+    return [other for other in table.of_kind(*kinds) if other is not column]
+
+
 def column_slot(table: StoredTable, column: StoredColumn, prefix: str = "") -> dict[str, Slot]:
     """The choice of a column; the wrong one is the first other column of the table that could be meant."""
-    kinds = next(kinds for kinds in _LOOKALIKES if column.column.kind in kinds)
-    others = [other.name for other in table.of_kind(*kinds) if other is not column]
-    wrong = prefix + others[0] if others else None
+    others = lookalikes(table, column)
+    wrong = prefix + others[0].name if others else None
     return {"column": Slot(prefix + column.name, wrong, "column")}
 
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepgym_sql.generate.drawing import Draw, column_slot, direction, nullable, pick, say, value_slot, with_category
+from stepgym_sql.generate.drawing import (
+    Draw,
+    column_slot,
+    direction,
+    lookalikes,
+    nullable,
+    pick,
+    say,
+    value_slot,
+    with_category,
+)
 from stepgym_sql.generate.plan import Plan, quote
 from stepgym_sql.generate.world import World
 
@@ -59,7 +69,9 @@ def filtered(world: World, draw: Draw, paraphrase: bool) -> Plan | None:
     if found is None:
         return None
     table, category, word = found
-    column = pick(draw, [c for c in table.of_kind("label", "integer", "real") if not c.column.nulls])
+    columns = [c for c in table.of_kind("label", "integer", "real") if not c.column.nulls]
+    # A column that can be mistaken for another asks more of whoever answers.
+    column = pick(draw, [c for c in columns if lookalikes(table, c)] or columns)
     if column is None:
         return None
     one, many = table.table.word, table.table.plural
