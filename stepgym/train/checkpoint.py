@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import pickle
 import random
 import re
 import shutil
@@ -149,9 +148,9 @@ class CheckpointStore:
             return None
         try:
             state = torch.load(checkpoint.path / "learner.pt", map_location=learner.policy.device, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            alien = isinstance(error, pickle.UnpicklingError)
-            reason = "it holds more than tensors and plain values" if alien else _first_line(error)
+        except Exception as error:  # torch raises errors of many types for a file that it cannot or will not read
+            refused = type(error).__name__ == "UnpicklingError"
+            reason = "it holds more than tensors and plain values" if refused else _first_line(error)
             raise UserError(f"checkpoint {checkpoint.path}: learner.pt cannot be read: {reason}") from error
         load_weights(learner.policy, checkpoint.model_path)
         if learner.reference is not None and (self.path / "reference").exists():

@@ -124,7 +124,8 @@ class Learner:
         """Learn from one batch of trajectories.
 
         Makes `mini_batches * epochs` updates, fewer where there are fewer groups or a mini-batch has no group with
-        signal. Metrics, over the groups trained on unless said otherwise (means are over trained tokens):
+        signal. Metrics, over the groups trained on unless said otherwise (means are over trained tokens; what there is
+        nothing to take a mean over is left out):
 
         - `reward_mean`, `reward_std`, `success`: over all members, after treatment;
         - `groups`, `members`, `masked`, `dropped`, `zero_variance_groups`, `masked/OUTCOME`, `dropped/OUTCOME`;
@@ -302,9 +303,6 @@ def _batch_metrics(signals: Sequence[_Signal], mini_batches: Sequence[MiniBatch]
     advantages = [mini.advantage.abs().sum().item() for mini in mini_batches]
     trained = sum(len(batch.tokens) for batch in batches)
     metrics: dict[str, float] = {
-        "reward_mean": float(rewards.mean()) if len(rewards) else math.nan,
-        "reward_std": float(rewards.std()) if len(rewards) else math.nan,
-        "success": float(np.mean(successes)) if successes else math.nan,
         "groups": len(signals),
         "members": len(members),
         "zero_variance_groups": sum(not has_signal(signal.group.rewards, signal.advantages) for signal in signals),
@@ -317,6 +315,10 @@ def _batch_metrics(signals: Sequence[_Signal], mini_batches: Sequence[MiniBatch]
         "tokens_steps": sum(batch.step_tokens for batch in batches),
         "tokens_forward": sum(micro.ids.numel() for mini in mini_batches for micro in mini.micro_batches),
     }
+    if members:
+        metrics |= {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
+    if successes:
+        metrics["success"] = float(np.mean(successes))
     for batch in batches:
         for reason, number in batch.mismatches.items():
             metrics[f"mismatch/{reason}"] = metrics.get(f"mismatch/{reason}", 0) + number
