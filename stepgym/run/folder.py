@@ -22,14 +22,15 @@ class RunFolder:
     Args:
         path: The folder; made where there is none.
         config: The resolved config, written as YAML.
-        digest: Identifies the config. A folder that was made with another one is refused.
+        digest: Identifies the config. A folder in which another one has recorded something is refused.
 
     Attributes:
         path: The folder.
-        resumed: Whether it was there before.
+        resumed: Whether this config's run was there before.
 
     Raises:
-        UserError: The folder belongs to another config, is not a run's, or is in use by another process.
+        UserError: The folder belongs to another config, is not a run's, cannot be written, or is in use by another
+            process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any], digest: str) -> None:
@@ -37,24 +38,31 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: a run is a folder, this is a file; give another --out")
         identity = self.path / "run.json"
-        self.resumed = identity.exists()
-        if not self.resumed and self.path.exists() and any(self.path.iterdir()):
+        if not identity.exists() and self.path.exists() and not all(map(_is_leftover, self.path.iterdir())):
             raise UserError(f"{self.path}: the folder is not empty and not a run's; give another --out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
         except OSError as error:
-            raise UserError(f"{self.path}: cannot make the folder: {error.strerror}") from None
-        self._lock = self._take_lock()
-        if self.resumed:
-            found = json.loads(identity.read_text()).get("digest")
-            if found != digest:
+            raise UserError(f"{self.path}: cannot write here: {error.strerror}; give another --out") from None
+        try:
+            found = _digest_in(identity) if identity.exists() else None
+            self.resumed = found == digest
+            # A run that failed before it had recorded anything (a mistake in its config, say) keeps nobody out.
+            if found not in (None, digest) and self._has_results():
                 raise UserError(
                     f"{self.path}: this run was made with another config (digest {found}, now {digest}); "
                     "use its config.yaml, or give another --out"
                 )
-            return
-        _write_yaml(self.path / "config.yaml", to_jsonable(config))
-        write_whole(identity, json.dumps({"digest": digest, "started_at": time.time()}, indent=2) + "\n")
+            if not self.resumed:
+                write_whole(identity, json.dumps({"digest": digest, "started_at": time.time()}, indent=2) + "\n")
+            if not self.resumed or not (self.path / "config.yaml").exists():
+                _write_yaml(self.path / "config.yaml", to_jsonable(config))
+        except BaseException as error:
+            self._lock.close()
+            if isinstance(error, OSError):
+                raise UserError(f"{self.path}: cannot write here: {error.strerror}; give another --out") from None
+            raise
 
     @property
     def trajectories(self) -> Path:
@@ -105,14 +113,32 @@ class RunFolder:
         """Let other processes have the folder."""
         self._lock.close()
 
+    def _has_results(self) -> bool:
+        kept = (self.trajectories, self.checkpoints)
+        return any((self.path / name).exists() for name in ("metrics.jsonl", "summary.json")) or any(
+            not entry.name.startswith(".") for folder in kept if folder.is_dir() for entry in folder.iterdir()
+        )
+
     def _take_lock(self) -> TextIOWrapper:
         lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
             raise UserError(f"{self.path}: another process is working on this run") from None
         return lock
+
+
+def _is_leftover(entry: Path) -> bool:
+    """Whether a run that was killed while it made its folder may have left this there."""
+    return entry.name == ".lock" or entry.name.startswith(".run.json.")
+
+
+def _digest_in(identity: Path) -> str:
+    try:
+        return str(json.loads(identity.read_text(encoding="utf-8"))["digest"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{identity}: not the identity of a run; give another --out") from None
 
 
 @contextmanager
