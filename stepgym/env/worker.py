@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+INTERRUPT_SECONDS = 10.0
+"""How long an interrupted process waits for what was going on to end in order."""
+
 
 class DaemonThreads:
     """A pool without a bound: a call takes an idle thread or starts one, so a hung call costs one thread only."""
@@ -102,7 +105,23 @@ class _LoopThread:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="stepgym-loop", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        ended = threading.Event()
+
+        async def told() -> T:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(told(), self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            # It is this thread that was interrupted. The coroutine, on the other one, is cancelled and given a moment
+            # to write what it has and give back what it holds.
+            if future.cancel():
+                ended.wait(INTERRUPT_SECONDS)
+            raise
 
     def run_once(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on a loop that ends with the coroutine."""
