@@ -15,7 +15,8 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,14 @@ class CheckpointStore:
         self._sweep()
         reference = learner.reference
         if reference is not None and not (self.path / "reference").exists():
-            self._write("reference", lambda folder: reference.model.save_pretrained(folder))
+            with _no_progress_bars():
+                self._write("reference", lambda folder: reference.model.save_pretrained(folder))
         state = {"format": _FORMAT, "update": learner.updates, "score": score, "extra": dict(extra or {})}
         text = json.dumps(state, indent=2, allow_nan=False)
 
         def fill(folder: Path) -> None:
-            learner.policy.model.save_pretrained(folder / "model")
+            with _no_progress_bars():
+                learner.policy.model.save_pretrained(folder / "model")
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder / "model")
             torch.save({"learner": learner.state_dict(), "random": random_state()}, folder / "learner.pt")
@@ -209,7 +212,8 @@ def load_weights(policy: Policy, path: Path) -> None:
 
     try:
         # Through from_pretrained, because the names on disk are not those in memory for every architecture.
-        saved = AutoModelForCausalLM.from_pretrained(str(path), dtype=policy.model.dtype)
+        with _no_progress_bars():
+            saved = AutoModelForCausalLM.from_pretrained(str(path), dtype=policy.model.dtype)
         policy.model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"checkpoint {path}: its weights do not fit the model: {_first_line(error)}") from error
@@ -237,6 +241,21 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, gauss))
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing on stderr, which is the caller's."""
+    from transformers.utils import logging as transformers_logging
+
+    bars: Any = transformers_logging  # its functions carry no types
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _flush(path: Path) -> None:

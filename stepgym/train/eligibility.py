@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepgym.errors import UserError
-from stepgym.record.step import Step
+from stepgym.record.step import Sampling, Step
 from stepgym.record.trajectory import Trajectory
 
 
@@ -31,32 +31,51 @@ def require_trainable(trajectories: Iterable[Trajectory], *, correction: bool) -
                 raise UserError(f"trajectory {trajectory.id}, step {index} cannot be trained on: {reason}")
 
 
+def require_trainable_sampling(sampling: Sampling, *, correction: bool) -> None:
+    """Refuse settings whose samples `require_trainable` would refuse, before anything is sampled.
+
+    Raises:
+        UserError: Names the setting and the value that it must have.
+    """
+    if sampling.temperature <= 0:
+        raise UserError(f"sampling.temperature: training cannot use greedy decoding, {_GREEDY}")
+    reason = _truncates(sampling) if correction else None
+    if reason:
+        raise UserError(f"sampling: training cannot use {reason}")
+
+
 def _always_refused(step: Step) -> str | None:
     if step.prompt_ids is None:
         return "it has no token ids (its engine speaks only chat)"
     if step.sampler == "scripted":
         return "it is scripted, not sampled from the policy; use sft to learn from it"
     if step.sampling is not None and step.sampling.temperature <= 0:
-        return "it was decoded greedily (temperature 0), where no log-probability exists; sample with temperature > 0"
+        return f"it was decoded greedily (temperature 0), {_GREEDY}"
     return None
 
 
 def _refused_for_correction(step: Step) -> str | None:
     sampling = step.sampling
-    way_out = "or set correction to none"
     if step.logprobs is None:
-        return f"it has no logprobs; use an engine that returns them, {way_out}"
+        return f"it has no logprobs; use an engine that returns them, {_WAY_OUT}"
     if sampling is None:
-        return f"it does not say how it was sampled, so its logprobs are of unknown kind; record `sampling`, {way_out}"
+        return f"it does not say how it was sampled, so its logprobs are of unknown kind; record `sampling`, {_WAY_OUT}"
     if sampling.logprobs_kind != "processed":
-        return f"its logprobs are of kind {sampling.logprobs_kind!r}, not 'processed'; change the engine, {way_out}"
+        return f"its logprobs are of kind {sampling.logprobs_kind!r}, not 'processed'; change the engine, {_WAY_OUT}"
+    reason = _truncates(sampling)
+    return f"it was sampled with {reason}" if reason else None
+
+
+def _truncates(sampling: Sampling) -> str | None:
     for name, neutral in _NEUTRAL.items():
         value = getattr(sampling, name)
         if value != neutral:
-            return f"it was sampled with {name} = {value}, which its logprobs leave out; use {neutral}, {way_out}"
+            return f"{name} = {value}, which the logprobs leave out; use {neutral}, {_WAY_OUT}"
     return None
 
 
+_GREEDY = "where no log-probability exists; sample with temperature > 0"
+_WAY_OUT = "or set correction to none"
 _NEUTRAL = {
     "top_p": 1.0,
     "top_k": 0,

@@ -29,6 +29,7 @@ from stepgym.run.tally import Tally
 from stepgym.seeds import derive_seed
 from stepgym.train.checkpoint import CheckpointStore
 from stepgym.train.curve import draw_curve
+from stepgym.train.eligibility import require_trainable_sampling
 from stepgym.train.learner import Learner
 from stepgym.train.observer import Observer
 from stepgym.train.policy import Policy, PolicyConfig
@@ -106,6 +107,9 @@ class _Run:
         self.outcomes = recipe.outcome_policy
         self.source = env_source(recipe)
         self.agent = make_agent(recipe)
+        self.table = run_blocking(training_table(self.source))
+        if recipe.budget.iterations:
+            self._check_reinforcement()
         set_threads(recipe)
 
         observer.stage("model", None)
@@ -116,6 +120,13 @@ class _Run:
         self.engine = engine_for_training(recipe, self.policy, self.tokenizer)
         self.store = TrajectoryStore(folder.trajectories, "a")
         self.checkpoints = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
+
+    def _check_reinforcement(self) -> None:
+        correction = self.learner_config.correction.kind != "none"
+        require_trainable_sampling(self.recipe.sampling.sampling, correction=correction)
+        wanted, size = self.recipe.budget.tasks_per_iteration, len(self.table)
+        if wanted > size:
+            raise UserError(f"budget.tasks_per_iteration: the training split has {size} tasks, fewer than {wanted}")
 
     def close(self) -> None:
         """Give back the engine and the store."""
@@ -232,11 +243,7 @@ class _Run:
     def _training_tasks(self, iteration: int) -> list[Task]:
         """The tasks of an iteration: the split in order, or anew in a seeded order for every pass over a small one."""
         count = self.recipe.budget.tasks_per_iteration
-        if not hasattr(self, "_table"):
-            self._table = run_blocking(training_table(self.source))
-        size = len(self._table)
-        if count > size:
-            raise UserError(f"budget.tasks_per_iteration: the training split has {size} tasks, fewer than {count}")
+        size = len(self.table)
         first = self.recipe.warm_start.tasks if self.recipe.warm_start else 0
         if size >= first + count * self.recipe.budget.iterations:
             positions = range(first + (iteration - 1) * count, first + iteration * count)
@@ -245,7 +252,7 @@ class _Run:
             turn, place = divmod(iteration - 1, per_pass)
             order = np.random.default_rng(derive_seed(self.recipe.seed, "order", turn)).permutation(size)
             positions = order[place * count : (place + 1) * count].tolist()
-        rows = [self._table[int(position)] for position in positions]
+        rows = [self.table[int(position)] for position in positions]
         return [row if isinstance(row, Task) else Task.from_dict(row) for row in rows]
 
     def _collect(
@@ -307,6 +314,9 @@ class _Run:
     def _save(self, learner: Learner, iteration: int, score: float | None) -> None:
         with self._timed("checkpoint"):
             self.store.flush()
+            latest = self.checkpoints.latest()
+            if score is None and latest is not None and latest.update == learner.updates:
+                score = latest.score  # the same weights: no group had a signal since they were measured
             self.checkpoints.save(learner, tokenizer=self.tokenizer, score=score, extra={"iteration": iteration})
 
     @contextmanager
