@@ -52,7 +52,7 @@ class ProgressDisplay(Observer):
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def stage(self, name: str, total: int | None) -> None:
         """Begin a new bar."""
