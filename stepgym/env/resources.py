@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ class Resources:
     """What this process holds at a moment.
 
     Attributes:
-        threads: Names of its threads by their number, without those of the library's own pool.
+        threads: Its threads, without those of the library's own pool.
         children: Command lines of its child processes, and of theirs, by process id. Empty where there is no /proc.
         files: What its open file descriptors point to, by number. Empty where there is no /proc.
     """
 
-    threads: dict[int, str]
+    threads: frozenset[threading.Thread]  # not their numbers, which are used again
     children: dict[int, str]
     files: dict[int, str]
 
@@ -33,16 +34,12 @@ class Resources:
     def now(cls) -> Resources:
         """Look, after a garbage collection (an unreachable file is not a leak that a user can act on)."""
         gc.collect()
-        threads = {
-            thread.ident: thread.name
-            for thread in threading.enumerate()
-            if thread.ident is not None and not thread.name.startswith(_OUR_THREADS)
-        }
-        return cls(threads, _children(os.getpid()), _open_files())
+        threads = (thread for thread in threading.enumerate() if not thread.name.startswith(_OUR_THREADS))
+        return cls(frozenset(threads), _children(os.getpid()), _open_files())
 
     def more_than(self, before: Resources) -> list[str]:
         """One line for each thing held now that was not held before."""
-        lines = [f"thread {name!r}" for number, name in self.threads.items() if number not in before.threads]
+        lines = [f"thread {thread.name!r}" for thread in self.threads - before.threads]
         lines += [
             f"process {number} ({line})" for number, line in self.children.items() if number not in before.children
         ]
@@ -50,10 +47,8 @@ class Resources:
 
 
 def _added(now: dict[int, str], before: dict[int, str]) -> list[str]:
-    """What is pointed to by descriptors that are new or point elsewhere, as far as there are more of them in all."""
-    new = [target for number, target in now.items() if before.get(number) != target]
-    gone = sum(1 for number, target in before.items() if now.get(number) != target)
-    return new[: max(0, len(new) - gone)]
+    """What is pointed to more often than before. A descriptor's number says nothing: numbers are used again."""
+    return list((Counter(now.values()) - Counter(before.values())).elements())
 
 
 def left_behind(before: Resources, patience: float = 2.0) -> list[str]:

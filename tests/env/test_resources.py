@@ -14,7 +14,7 @@ def test_open_files_threads_and_children_are_seen_and_their_end_too(tmp_path: Pa
     before = Resources.now()
     assert left_behind(before, patience=0) == []
     release = threading.Event()
-    thread = threading.Thread(target=release.wait, name="waiting")
+    thread = threading.Thread(target=release.wait, name="waiting", daemon=True)
     thread.start()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     path = tmp_path / "open"
@@ -30,12 +30,15 @@ def test_open_files_threads_and_children_are_seen_and_their_end_too(tmp_path: Pa
     assert left_behind(before) == []
 
 
-def test_replacing_one_file_by_another_is_no_leak(tmp_path: Path) -> None:
-    first = (tmp_path / "one").open("w")
+def test_opening_a_file_again_is_no_leak_and_opening_it_twice_is(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    first = path.open("w")
     before = Resources.now()
     first.close()
-    with (tmp_path / "two").open("w"):
+    with path.open():
         assert left_behind(before, patience=0) == []
+        with path.open():
+            assert left_behind(before, patience=0) == [f"open file {path}"]
 
 
 def test_temporary_files_go_to_a_folder_of_our_own() -> None:
