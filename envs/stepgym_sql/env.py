@@ -15,7 +15,7 @@ from stepgym_sql import expert, prompt
 from stepgym_sql.compare import same_multiset, same_order, same_set
 from stepgym_sql.format import STOP, cut_at_stop, is_well_formed, parse_action
 from stepgym_sql.generate.tasks import SPLITS, GeneratorConfig, SchemaSplit, is_generated
-from stepgym_sql.generate.world import Variety, World, WorldSpec
+from stepgym_sql.generate.world import Names, Variety, World, WorldSpec
 from stepgym_sql.observation import (
     INVALID_ACTION,
     INVALID_ACTION_BRIEF,
@@ -68,7 +68,8 @@ class SQLEnv(Env):
         schema_names: Schemas that are drawn from; None for all.
         schemas: Whether the splits draw from the same schemas (`shared`) or each from its own (`disjoint`). Databases
             are never shared.
-        names: Whether tables and columns are named differently in every database (`varied`) or plainly (`plain`).
+        names: Whether tables and columns are named differently in every database (`varied`), only the columns
+            (`columns`), or neither (`plain`).
         spellings: The same for the spelling of categories.
         show_schema: Whether the first message shows the tables of a generated database.
         rows: Rows of the larger tables.
@@ -109,7 +110,7 @@ class SQLEnv(Env):
         kinds: list[str] | None = None,
         schema_names: list[str] | None = None,
         schemas: SchemaSplit = "shared",
-        names: Variety = "varied",
+        names: Names = "varied",
         spellings: Variety = "varied",
         show_schema: bool = True,
         rows: int = 30,
@@ -125,7 +126,7 @@ class SQLEnv(Env):
             ("instructions", instructions, get_args(Instructions)),
             ("observation_format", observation_format, get_args(ObservationFormat)),
             ("schemas", schemas, get_args(SchemaSplit)),
-            ("names", names, get_args(Variety)),
+            ("names", names, get_args(Names)),
             ("spellings", spellings, get_args(Variety)),
         ):
             if value not in choices:

@@ -17,7 +17,7 @@ from stepgym_sql.compare import same_multiset
 from stepgym_sql.generate import joins, questions
 from stepgym_sql.generate.plan import Plan
 from stepgym_sql.generate.schemas import SCHEMA_NAMES
-from stepgym_sql.generate.world import Variety, World, WorldSpec
+from stepgym_sql.generate.world import Names, Variety, World, WorldSpec
 from stepgym_sql.pool import Row
 
 KINDS: Mapping[str, Any] = {
@@ -65,7 +65,7 @@ class GeneratorConfig:
     rows: int = 30
     tables: int | None = None
     columns: int | None = None
-    names: Variety = "varied"
+    names: Names = "varied"
     spellings: Variety = "varied"
     column_types: bool = True
     paraphrase: bool = True

@@ -15,6 +15,7 @@ from stepgym_sql.generate.schemas import SCHEMA_BY_NAME
 from stepgym_sql.pool import Row, Value
 
 Variety: TypeAlias = Literal["varied", "plain"]
+Names: TypeAlias = Literal["varied", "columns", "plain"]
 
 _ID_NAMES = ("id", "code", "nr", "uid")
 _SQL_TYPES = {"integer": "INTEGER", "real": "REAL", "reference": "INTEGER"}
@@ -31,7 +32,8 @@ class WorldSpec:
         rows: Rows of a table that nothing refers to; the others have half as many.
         tables: Most tables, None for all.
         columns: Most columns of a table besides its id and its references, None for all.
-        names: `varied` draws the names of tables and columns from synonyms, `plain` uses the plain ones.
+        names: `varied` draws the names of tables and columns from synonyms, `columns` those of columns only, `plain`
+            uses the plain ones.
         spellings: `varied` draws how each category is spelled, `plain` spells it as a question does.
         column_types: Whether columns are declared with a type.
     """
@@ -41,7 +43,7 @@ class WorldSpec:
     rows: int = 30
     tables: int | None = None
     columns: int | None = None
-    names: Variety = "varied"
+    names: Names = "varied"
     spellings: Variety = "varied"
     column_types: bool = True
 
@@ -164,16 +166,16 @@ class World:
         columns = self._choose_columns(table)
         columns = [column for column in columns if column.kind != "reference" or column.target in present]
         taken = {stored.name for stored in self.tables}
-        name = self._draw_name(table.names, taken)
+        name = self._draw_name(table.names, taken, self.spec.names == "varied")
         used: set[str] = set()
-        if self.spec.names == "varied":
+        if self.spec.names != "plain":
             id_name = self._random.choice(_ID_NAMES)
         else:
             id_name = "id"
         used.add(id_name)
         stored = StoredTable(name, table, id_name)
         for column in columns:
-            column_name = self._draw_name(column.names, used)
+            column_name = self._draw_name(column.names, used, self.spec.names != "plain")
             used.add(column_name)
             stored.columns.append(StoredColumn(column_name, column, self._spell(column)))
         return stored
@@ -190,12 +192,12 @@ class World:
             order += [column for column in others if column not in order and column not in references]
             kept = [*references, *order[: self.spec.columns]]
             columns = [column for column in columns if column in kept]
-        if self.spec.names == "varied":
+        if self.spec.names != "plain":
             self._random.shuffle(columns)
         return columns
 
-    def _draw_name(self, names: tuple[str, ...], taken: set[str]) -> str:
-        if self.spec.names == "plain":
+    def _draw_name(self, names: tuple[str, ...], taken: set[str], varied: bool) -> str:
+        if not varied:
             return next(name for name in names if name not in taken)
         return self._random.choice([name for name in names if name not in taken])
 
