@@ -18,7 +18,7 @@ SPECS = st.builds(
     rows=st.integers(4, 40),
     tables=st.sampled_from([None, 1, 2, 3]),
     columns=st.sampled_from([None, 2, 3, 4, 6]),
-    names=st.sampled_from(["varied", "plain"]),
+    names=st.sampled_from(["varied", "columns", "plain"]),
     spellings=st.sampled_from(["varied", "plain"]),
     column_types=st.booleans(),
 )
@@ -54,6 +54,17 @@ def test_every_name_is_an_identifier_that_needs_no_quotes(connection: sqlite3.Co
                     connection.execute(f"CREATE TABLE t ({name} TEXT)")
                     connection.execute(f"SELECT {name} FROM t WHERE {name} = 1 ORDER BY {name}")
                     connection.execute("DROP TABLE t")
+
+
+def test_what_is_named_differently_is_as_asked() -> None:
+    def names(kind: str) -> tuple[set[str], set[str]]:
+        worlds = [World(WorldSpec(schema="shop", world=world, rows=4, names=kind)) for world in range(30)]
+        tables = [table for world in worlds for table in world.tables]
+        return {t.name for t in tables}, {column.name for t in tables for column in t.columns}
+
+    plain, columns, varied = names("plain"), names("columns"), names("varied")
+    assert columns[0] == plain[0] < varied[0]
+    assert plain[1] < columns[1] == varied[1]
 
 
 def test_synonyms_in_a_table_never_mean_two_columns() -> None:
