@@ -74,9 +74,13 @@ class DaemonThreads:
 
 
 def _awaitable(error: BaseException) -> BaseException:
-    """StopIteration cannot be set on a future; anything else can."""
-    if isinstance(error, StopIteration):
-        return RuntimeError(f"StopIteration: {error}")
+    """What a call raised, as something that can be awaited.
+
+    StopIteration cannot be set on a future. SystemExit and KeyboardInterrupt (a hook that calls `sys.exit()`, say) would
+    end the event loop and so hang everybody else: only the call that raised one has failed.
+    """
+    if isinstance(error, StopIteration | SystemExit | KeyboardInterrupt):
+        return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
@@ -152,7 +156,10 @@ async def call_hook(hook: Callable[..., Any], *args: Any) -> Any:
     What a sync hook returns is awaited too if it can be, as in `def begin(self, task): return super().begin(task)`
     over an async `begin`.
     """
-    if inspect.iscoroutinefunction(hook):
-        return await hook(*args)
-    result = await threads.run(hook, *args)
-    return await result if inspect.isawaitable(result) else result
+    result = hook(*args) if inspect.iscoroutinefunction(hook) else await threads.run(hook, *args)
+    if not inspect.isawaitable(result):
+        return result
+    try:
+        return await result
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _awaitable(error) from error

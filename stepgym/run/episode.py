@@ -154,7 +154,7 @@ class Episode:
             # `asyncio.timeout` raises it from outside; one that the agent raised itself is the agent's.
             over = time.perf_counter() - started >= (self._limits.episode_timeout or float("inf"))
             result = await self._result(self._failed() or error, out_of_time=over)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an agent that calls sys.exit() ends its own episode only
             result = await self._result(self._failed() or error)
         finally:
             await self._close()
@@ -176,7 +176,8 @@ class Episode:
     async def _call(self, call: Any) -> Any:
         """Await a call of the environment under the watchdog; whatever it raises is the environment's fault."""
         try:
-            return await asyncio.wait_for(call, self._limits.step_timeout)
+            async with asyncio.timeout(self._limits.step_timeout):
+                return await call
         except TimeoutError:
             limit = self._limits.step_timeout
             self._failure = EnvTimeout(f"the environment did not answer within {limit} s (step_timeout)")
@@ -243,7 +244,8 @@ class Episode:
     async def _close(self) -> None:
         """Close the environment; one that hangs is left behind on its thread."""
         try:
-            await asyncio.wait_for(threads.run(self.env.close), self._limits.step_timeout)
+            async with asyncio.timeout(self._limits.step_timeout):
+                await threads.run(self.env.close)
         except Exception as error:
             self._end.metrics["close_failed"] = 1.0
             self._end.error += f"closing the environment failed: {_one_line(error)}\n"
