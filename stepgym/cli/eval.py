@@ -123,9 +123,24 @@ def _compare(a: Path, b: Path, *, as_json: bool) -> None:
     for path in (a, b):
         folder = path / "trajectories" if (path / "trajectories").is_dir() else path
         with TrajectoryStore(folder) as store:
-            sides.append(summarize(store))
+            sides.append(summarize(store, expected=_episodes_asked(path)))
     result = compare(*sides)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
         Console(highlight=False).print(comparison_table(result, a=str(a), b=str(b)))
+
+
+def _episodes_asked(path: Path) -> int | None:
+    """How many episodes a run was asked for, so that those of an interrupted one are missed; None for a bare store."""
+    from stepgym.config import load_yaml
+
+    if not (path / "config.yaml").exists():
+        return None
+    config = load_yaml(path / "config.yaml")
+    summary = path / "summary.json"
+    # The split may have fewer tasks than were asked for; a run that has ended knows.
+    asked = (
+        json.loads(summary.read_text()).get("tasks_asked") if summary.exists() else config.get("play", {}).get("tasks")
+    )
+    return None if asked is None else int(asked) * int(config["rollout"]["samples"])
