@@ -120,21 +120,35 @@ async def expert_texts(source: EnvSource, tasks: Sequence[Task], options: Mappin
     No model and no tokenizer is needed: the expert's messages go straight to the environment.
     """
     texts: list[str] = []
+    failures: list[str] = []
     for task in tasks:
-        env = source.make()
         try:
-            bare: Env = env.unwrapped  # type: ignore[assignment]
-            observation, _ = await bare.areset(seed=derive_seed(seed, "corpus", task.id), options={"task": task})
-            texts += _contents(observation)
-            for message in bare.expert(task, **options):
-                texts += _contents([message] if isinstance(message, dict) else [{"text": message}])
-                observation, _, terminated, truncated, _ = await bare.astep(message)
-                texts += _contents(observation)
-                if terminated or truncated:
-                    break
-        finally:
-            await threads.run(env.close)
+            await _play_expert(source, task, options, seed, texts)
+        except UserError:
+            raise
+        except Exception as error:  # one failing episode ends nothing: the tokenizer is made from the others
+            failures.append(f"task {task.id!r}: {type(error).__name__}: {error}")
+    if failures and not texts:
+        raise UserError(f"model: the environment's expert fails on every task; the first: {failures[0]}")
+    if failures:
+        logger.warning("the expert failed on %d of %d tasks; the first: %s", len(failures), len(tasks), failures[0])
     return texts
+
+
+async def _play_expert(source: EnvSource, task: Task, options: Mapping[str, Any], seed: int, texts: list[str]) -> None:
+    env = source.make()
+    try:
+        bare: Env = env.unwrapped  # type: ignore[assignment]
+        observation, _ = await bare.areset(seed=derive_seed(seed, "corpus", task.id), options={"task": task})
+        texts += _contents(observation)
+        for message in bare.expert(task, **options):
+            texts += _contents([message] if isinstance(message, dict) else [{"text": message}])
+            observation, _, terminated, truncated, _ = await bare.astep(message)
+            texts += _contents(observation)
+            if terminated or truncated:
+                break
+    finally:
+        await threads.run(env.close)
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:
