@@ -26,14 +26,15 @@ def train(
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     plan = load_recipe(recipe, changes)
-    _ = plan.learner_config()
+    from stepgym.train.loop import check_training
+    from stepgym.train.loop import train as run
+
+    check_training(plan)
     path = out or default_path(f"{recipe.resolve().parent.name}-{recipe.stem}", plan.seed)
     with (
         run_folder(path, config=plan.model_dump(mode="json"), digest=plan.digest) as folder,
         ProgressDisplay() as display,
     ):
-        from stepgym.train.loop import train as run
-
         display.note(f"run: {path}")
         display.console.print(policy_table(plan.outcome_policy))
         try:

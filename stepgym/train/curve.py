@@ -27,7 +27,8 @@ def draw_curve(path: Path, metrics: Sequence[Mapping[str, Any]], before: float |
             axes.scatter([at], [value], zorder=3, s=45, marker="D", label=f"{label}: {value:.2f}")
     axes.set(xlabel="iteration", ylabel="success", ylim=(-0.02, 1.02), title="Success")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path)
 
 

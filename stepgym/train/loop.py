@@ -36,7 +36,7 @@ from stepgym.train.policy import Policy, PolicyConfig
 from stepgym.train.recipe import Recipe
 from stepgym.train.setup import env_source, load_model, make_agent, make_renderer, set_threads
 from stepgym.train.sft import sft
-from stepgym.train.sync import engine_for_training, publish
+from stepgym.train.sync import engine_for_training, publish, trainable_engine_fields
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,21 @@ def train(recipe: Recipe, folder: RunFolder, observer: Observer | None = None) -
         close_shared()
 
 
+def check_training(recipe: Recipe) -> None:
+    """Refuse a recipe that cannot train, as far as that shows without its environment and its model.
+
+    Raises:
+        UserError: In one line, which names the field.
+    """
+    algorithm = recipe.learner_config()
+    if recipe.warm_start is not None:
+        recipe.sft_config()
+    validate(PolicyConfig, recipe.policy, "policy")
+    trainable_engine_fields(recipe)
+    if recipe.budget.iterations:
+        require_trainable_sampling(recipe.sampling.sampling, correction=algorithm.correction.kind != "none")
+
+
 class _Run:
     """One process's part of a run."""
 
@@ -101,32 +116,26 @@ class _Run:
         self.observer = observer
         self.seconds: dict[str, float] = {}
         # Everything that can be wrong in the recipe is found before anything is made.
+        check_training(recipe)
         self.learner_config = recipe.learner_config()
         self.sft_config = recipe.sft_config() if recipe.warm_start else None
-        policy_config = validate(PolicyConfig, recipe.policy, "policy")
         self.outcomes = recipe.outcome_policy
         self.source = env_source(recipe)
         self.agent = make_agent(recipe)
         self.table = run_blocking(training_table(self.source))
-        if recipe.budget.iterations:
-            self._check_reinforcement()
+        wanted, size = recipe.budget.tasks_per_iteration, len(self.table)
+        if recipe.budget.iterations and wanted > size:
+            raise UserError(f"budget.tasks_per_iteration: the training split has {size} tasks, fewer than {wanted}")
         set_threads(recipe)
 
         observer.stage("model", None)
         with self._timed("model"):
             model, self.tokenizer = run_blocking(load_model(recipe, self.source))
         self.renderer = make_renderer(recipe.renderer, self.tokenizer)
-        self.policy = Policy(model, policy_config)
+        self.policy = Policy(model, validate(PolicyConfig, recipe.policy, "policy"))
         self.engine = engine_for_training(recipe, self.policy, self.tokenizer)
         self.store = TrajectoryStore(folder.trajectories, "a")
         self.checkpoints = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
-
-    def _check_reinforcement(self) -> None:
-        correction = self.learner_config.correction.kind != "none"
-        require_trainable_sampling(self.recipe.sampling.sampling, correction=correction)
-        wanted, size = self.recipe.budget.tasks_per_iteration, len(self.table)
-        if wanted > size:
-            raise UserError(f"budget.tasks_per_iteration: the training split has {size} tasks, fewer than {wanted}")
 
     def close(self) -> None:
         """Give back the engine and the store."""

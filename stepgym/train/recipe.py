@@ -216,11 +216,11 @@ class Recipe(BaseModel):
         """The algorithm, checked. Raises `UserError`. Imports torch."""
         from stepgym.train.config import LearnerConfig
 
-        fields = dict(self.algorithm)
-        updates = self.budget.iterations * int(fields.get("mini_batches", 1)) * int(fields.get("epochs", 1))
-        fields.setdefault("total_updates", max(1, updates))
-        fields.setdefault("seed", self.seed)
-        return validate(LearnerConfig, fields, "algorithm")
+        given = validate(LearnerConfig, {"seed": self.seed, **self.algorithm}, "algorithm")
+        if "total_updates" in self.algorithm:
+            return given
+        updates = self.budget.iterations * given.mini_batches * given.epochs
+        return given.model_copy(update={"total_updates": max(1, updates)})
 
     def sft_config(self) -> SFTConfig:
         """How the warm start learns, checked. Raises `UserError`. Imports torch."""
@@ -247,6 +247,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
     """Check the fields of a recipe; see `load_recipe`."""
+    fields = dict(fields)
+    for section in ("agent", "engine"):  # where one only changes a field of the default, its kind stays
+        if isinstance(fields.get(section), Mapping):
+            fields[section] = {**Recipe.model_fields[section].default, **fields[section]}
     recipe = validate(Recipe, fields, f"{where}:")
     for section in ("agent", "engine", "env"):
         if not isinstance(getattr(recipe, section).get("kind"), str):

@@ -105,6 +105,8 @@ async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> t
 def _load_pretrained(path: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+        raise UserError(f"model.path: there is no folder {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")

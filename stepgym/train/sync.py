@@ -13,8 +13,15 @@ from stepgym.train.recipe import Recipe, engine_fields
 def engine_for_training(recipe: Recipe, policy: Policy, tokenizer: Any) -> TransformersEngine:
     """An engine over the very model that is trained: its weights are always the current ones.
 
-    Raises `UserError` for an engine that new weights cannot be given to.
+    Raises `UserError` as `trainable_engine_fields`.
     """
+    fields = trainable_engine_fields(recipe)
+    name = fields.pop("model")
+    return TransformersEngine.wrap(policy.model, tokenizer, name=name, **fields)
+
+
+def trainable_engine_fields(recipe: Recipe) -> dict[str, Any]:
+    """The checked fields of the recipe's engine. Raises `UserError` for one that new weights cannot be given to."""
     kind = recipe.engine["kind"]
     if kind != "transformers":
         raise UserError(
@@ -22,11 +29,10 @@ def engine_for_training(recipe: Recipe, policy: Policy, tokenizer: Any) -> Trans
             "use transformers"
         )
     fields = engine_fields(recipe)
-    name = fields.pop("model")
     unused = {"revision", "device", "dtype"} & set(fields)
     if unused:
         raise UserError(f"engine.{min(unused)}: in training the engine runs the policy's own model; see `policy`")
-    return TransformersEngine.wrap(policy.model, tokenizer, name=name, **fields)
+    return fields
 
 
 def publish(engine: TransformersEngine, version: str) -> None:

@@ -33,7 +33,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def check_complete(folder: Path) -> dict[str, Any]:
     """That a folder holds a whole run, with nothing twice. Returns its summary."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    counts = Counter((key.phase, key.iteration) for key in TrajectoryStore(folder / "trajectories").ids(final_only=True))
+    counts = Counter(
+        (key.phase, key.iteration) for key in TrajectoryStore(folder / "trajectories").ids(final_only=True)
+    )
     best = summary["best_iteration"]
     assert counts == {**EPISODES, ("test", best): 12, ("test-greedy", best): 12}
     everything = [trajectory.id for trajectory in TrajectoryStore(folder / "trajectories")]
