@@ -63,8 +63,8 @@ def test_turns_without_an_action_cost_turns_and_the_turn_limit_ends_it(
 class Broken(Env):
     """Fails where it is told to."""
 
-    def __init__(self, where: str, how: BaseException | float = RuntimeError("boom")) -> None:
-        self.where, self.how = where, how
+    def __init__(self, where: str, how: BaseException | float | None = None) -> None:
+        self.where, self.how = where, RuntimeError("boom") if how is None else how
 
     def fail(self, place: str) -> None:
         if place == self.where:

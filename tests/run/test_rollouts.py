@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -57,7 +57,7 @@ def test_no_more_episodes_at_once_than_allowed(count_env: Any, parrot: Any, coun
 class Flaky(Env):
     """Fails its first `failures` episodes of every task, by class variable."""
 
-    seen: Counter[str] = Counter()
+    seen: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, *, failures: int = 1) -> None:
         self.failures = failures
