@@ -92,8 +92,10 @@ async def _play(
         if play.expert is not None:
             _, tokenizer = await load_model(plan, source)
             writer = make_renderer(plan.renderer, tokenizer)
-            found = await collect(source, tasks, renderer=writer, expert=play.expert, store=store, **options)
-            result = summarize(found, expected=len(found), seed=plan.seed)
+            await collect(source, tasks, renderer=writer, expert=play.expert, store=store, **options)
+            # From the store, which also has the attempts that failed and were tried again.
+            expected = len(tasks) * plan.rollout.samples
+            result = summarize(store.read(phase=play.phase), expected=expected, seed=plan.seed)
         else:
             engine = await (connect() if connect is not None else make_engine(plan, source))
             await engine.open()

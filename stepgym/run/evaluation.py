@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stepgym.env.base import Env
@@ -12,6 +14,7 @@ from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import UserError
 from stepgym.model.engines.base import ChatEngine, Engine
 from stepgym.record.outcome import OutcomePolicy
+from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory
 from stepgym.run.env_source import EnvSource
 from stepgym.run.rollouts import EnvLike, RolloutConfig, rollout_stream
@@ -67,6 +70,7 @@ async def evaluate_async(
     chosen = await split_tasks(source, split, tasks) if isinstance(tasks, int) else tasks
     scores: list[EpisodeScore] = []
     started = time.perf_counter()
+    tally = tally if tally is not None else Tally()
     async for trajectory in rollout_stream(
         source,
         chosen,
@@ -82,12 +86,19 @@ async def evaluate_async(
         scores.append(EpisodeScore.of(trajectory))
         if on_trajectory is not None:
             on_trajectory(trajectory)
-    return summarize(
+    result = summarize(
         scores,
         expected=len(chosen) * config.samples,
         wall_s=time.perf_counter() - started,
         seed=seed,
     )
+    failed = tally.failed_attempts
+    store: TrajectoryStore | None = options.get("store")
+    if store is not None:  # it also knows the attempts of the runs that this one goes on with
+        played = sorted({score.id.task_id for score in scores})
+        rows = store.table(["outcome"], phase=phase, iteration=iteration, final=False, task_id=played)
+        failed = Counter(rows.column("outcome").to_pylist())
+    return replace(result, failed_attempts=dict(failed.most_common()))
 
 
 async def split_tasks(source: EnvSource, split: str, count: int | None, *, start: int = 0) -> Sequence[Task]:

@@ -19,6 +19,7 @@ class Tally:
         episodes: Final episodes, resumed ones included.
         attempts: All attempts of this run, failed ones included.
         outcomes: Number of final episodes by outcome.
+        failed_attempts: Number of attempts that failed and were tried again, by outcome.
         scored, reward_sum, successes: Over the final episodes that could be scored.
         turns, response_tokens: Over all attempts.
         suspects: One line for each failure that came back on a retry.
@@ -28,6 +29,7 @@ class Tally:
     episodes: int = 0
     attempts: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    failed_attempts: Counter[str] = field(default_factory=Counter)
     scored: int = 0
     reward_sum: float = 0.0
     successes: int = 0
@@ -45,6 +47,7 @@ class Tally:
             self.turns += len(trajectory.steps)
             self.response_tokens += int(trajectory.metrics.get("response_tokens", 0))
         if not trajectory.final:
+            self.failed_attempts[str(trajectory.outcome)] += 1
             return
         self.episodes += 1
         self.outcomes[str(trajectory.outcome)] += 1

@@ -216,7 +216,11 @@ class Recipe(BaseModel):
         """The algorithm, checked. Raises `UserError`. Imports torch."""
         from stepgym.train.config import LearnerConfig
 
-        given = validate(LearnerConfig, {"seed": self.seed, **self.algorithm}, "algorithm")
+        try:
+            given = validate(LearnerConfig, {"seed": self.seed, **self.algorithm}, "algorithm")
+        except UserError as error:  # an algorithm's own refusal does not know where in the recipe it stands
+            text = str(error)
+            raise UserError(text if text.startswith("algorithm") else f"algorithm: {text}") from None
         if "total_updates" in self.algorithm:
             return given
         updates = self.budget.iterations * given.mini_batches * given.epochs

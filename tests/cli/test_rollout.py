@@ -74,6 +74,7 @@ def test_too_many_failures_are_incomplete(stepgym: Callable[..., Any], recipe: P
     assert done.code == 3
     assert "INCOMPLETE: 1 of 6 episodes failed" in " ".join(done.out.split())
     assert "suspect: " in done.err
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["failed_attempts"] == {"env_error": 2}
     assert "this box is nailed shut" in done.err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -86,6 +86,25 @@ def test_a_store_makes_it_resumable(count_env: Any, parrot: Any, counts: Any, tm
     assert len(engine.log) == 3  # three turns of the one new task
     assert (first.tasks, second.tasks, second.success) == (3, 4, 1.0)
     assert {t.id.phase for t in TrajectoryStore(tmp_path)} == {"eval"}
+
+
+def test_attempts_that_failed_are_counted_also_after_resuming(parrot: Any, tmp_path: Path) -> None:
+    class Flaky(Env):
+        seen: ClassVar[Counter[str]] = Counter()
+
+        def tasks(self, split: str) -> Any:
+            return [Task(id=f"{n}/%", prompt="") for n in range(3)]
+
+        def act(self, message: Any) -> Any:
+            self.seen[self.task.id] += 1
+            if self.seen[self.task.id] == 1:
+                raise RuntimeError("once")
+            return "", 1.0, True, False, {}
+
+    with TrajectoryStore(tmp_path, "a") as store:
+        found = [evaluate(Flaky, parrot(lambda p, s: "x"), tasks=3, store=store) for _ in range(2)]
+    assert [result.failed_attempts for result in found] == [{"env_error": 3}] * 2
+    assert found[0].success == found[1].success == 1.0
 
 
 def test_split_tasks(count_env: type[Env]) -> None:
