@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +80,24 @@ def test_too_many_failures_are_incomplete(stepgym: Callable[..., Any], recipe: P
     assert "suspect: " in done.err
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["failed_attempts"] == {"env_error": 2}
     assert "this box is nailed shut" in done.err
+
+
+def test_an_interrupt_keeps_what_was_played(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    out, diary = tmp_path / "run", tmp_path / "diary"
+    corpus = 8  # the tokenizer is made from as many episodes before
+    changes = ["rollout.samples=1", "rollout.concurrency=1", f"model.corpus_tasks={corpus}"]
+    changes += ["env.delay=0.05", f"env.diary={diary}"]
+    command = [sys.executable, "-m", "stepgym.cli.main", "rollout", str(recipe), *changes, "--expert", "--tasks", "48"]
+    process = subprocess.Popen([*command, "--out", str(out)], env=environment, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < corpus + 4):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors == f"interrupted; the same command with --out {out} goes on\ninterrupted\n"
+    with TrajectoryStore(out / "trajectories") as store:
+        assert 3 <= len(store) < 48
+        assert {str(trajectory.outcome) for trajectory in store} == {"completed"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--expert",)])

@@ -115,3 +115,45 @@ def test_a_forked_process_has_threads_and_a_loop_of_its_own() -> None:
     finally:
         child.kill()
         child.join()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_hook_that_would_end_the_process_fails_alone(error: BaseException) -> None:
+    """Raised on the loop itself, either would end the loop, and whoever waits for it would wait for ever."""
+
+    def sync() -> None:
+        raise error
+
+    async def coroutine() -> None:
+        raise error
+
+    async def play() -> str:
+        for hook in (sync, coroutine):
+            with pytest.raises(RuntimeError, match=type(error).__name__):
+                await asyncio.wait_for(call_hook(hook), 5)
+        return "the loop goes on"
+
+    assert run_blocking(play()) == "the loop goes on"
+
+
+def test_an_interrupt_lets_what_was_going_on_end_in_order() -> None:
+    code = """
+import asyncio, os, signal, threading
+from stepgym.env.worker import run_blocking
+
+async def work():
+    try:
+        print("working", flush=True)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.2)
+        print("written", flush=True)
+
+try:
+    run_blocking(work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "working\nwritten\ninterrupted\n", "")

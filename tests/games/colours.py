@@ -25,7 +25,7 @@ class Colours(Env):
     stop = ("</say>",)
 
     def __init__(
-        self, *, max_turns: int = 3, fail_every: int = 0, break_tasks: int = 0, delay: float = 0.0, note: str = ""
+        self, *, max_turns: int = 3, fail_every: int = 0, break_tasks: int = 0, delay: float = 0.0, diary: str = ""
     ) -> None:
         """See the class.
 
@@ -34,12 +34,13 @@ class Colours(Env):
             fail_every: Every so manieth action fails by the environment's fault, whoever takes it; 0 none.
             break_tasks: The first so many tasks of a split fail at every attempt.
             delay: Seconds that each call takes.
-            note: Only makes configs differ.
+            diary: A file to which the id of each finished task is added.
         """
         self.max_turns = max_turns
         self.fail_every = fail_every
         self.break_tasks = break_tasks
         self.delay = delay
+        self.diary = diary
 
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in SIZES:
@@ -65,6 +66,9 @@ class Colours(Env):
         if not self.opened:
             self.opened = said == "open"
             return self.task.answer if self.opened else "closed", 0.0, False, False, {}
+        if self.diary:
+            with open(self.diary, "a") as file:
+                file.write(self.task.id + "\n")
         return "", float(said == self.task.answer), True, False, {}
 
     def expert(self, task: Task, *, mistakes: float = 0.0) -> Iterator[str]:
