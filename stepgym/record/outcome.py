@@ -81,12 +81,15 @@ class Treatment:
     on_exhausted: Literal["drop", "mask"] = "drop"
 
     def __post_init__(self) -> None:
-        if isinstance(self.reward, str) and self.reward not in ("keep", "lowest"):
+        number = isinstance(self.reward, int | float) and not isinstance(self.reward, bool)
+        if not number and self.reward not in ("keep", "lowest"):
             raise UserError(f"Treatment.reward must be 'keep', 'lowest' or a number, not {self.reward!r}")
         if self.on_exhausted not in ("drop", "mask"):
             raise UserError(f"Treatment.on_exhausted must be 'drop' or 'mask', not {self.on_exhausted!r}")
-        if self.retries < 0:
-            raise UserError(f"Treatment.retries must be 0 or more, not {self.retries}")
+        if not isinstance(self.train, bool):
+            raise UserError(f"Treatment.train must be true or false, not {self.train!r}")
+        if not isinstance(self.retries, int) or isinstance(self.retries, bool) or self.retries < 0:
+            raise UserError(f"Treatment.retries must be a whole number, 0 or more, not {self.retries!r}")
 
 
 def _default_treatments() -> dict[Outcome, Treatment]:
@@ -124,6 +127,13 @@ class OutcomePolicy:
     max_infrastructure_share: float = 0.2
     window: int = 100
 
+    def __post_init__(self) -> None:
+        share = self.max_infrastructure_share
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise UserError(f"outcomes.max_infrastructure_share must be a number from 0 to 1, not {share!r}")
+        if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
+            raise UserError(f"outcomes.window must be a whole number, 1 or more, not {self.window!r}")
+
     def __getitem__(self, outcome: Outcome) -> Treatment:
         return self.treatments[outcome]
 
@@ -146,6 +156,8 @@ class OutcomePolicy:
             except TypeError:
                 known = ", ".join(Treatment.__dataclass_fields__)
                 raise UserError(f"outcomes.{name}: unknown field in {dict(changes)!r}; known: {known}") from None
+            except UserError as error:
+                raise UserError(f"outcomes.{name}: {error}") from None
         return cls(treatments=treatments, **limits)
 
     def to_dict(self) -> dict[str, Any]:

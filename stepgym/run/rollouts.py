@@ -18,7 +18,7 @@ from stepgym.env.base import Env
 from stepgym.env.messages import user
 from stepgym.env.task import Task
 from stepgym.env.worker import run_blocking, threads
-from stepgym.errors import EnvError, StepgymError
+from stepgym.errors import EnvError, StepgymError, UserError
 from stepgym.model.engines.base import ChatEngine, Engine
 from stepgym.model.engines.scripted import ScriptedEngine
 from stepgym.model.renderer import Renderer
@@ -263,7 +263,7 @@ async def rollout_stream(
         tally: Running totals to add to.
 
     Raises:
-        UserError: The environment, its config or the model's template cannot work.
+        UserError: The environment, its config or the model's template cannot work, or two tasks have one id.
         RunStoppedError: Too large a share of attempts failed by infrastructure.
     """
     if engine is None and expert is None:
@@ -290,8 +290,12 @@ async def rollout_stream(
     run.tally.planned += len(tasks) * run.config.samples
     finished, tried = _stored(store, phase, iteration)
     jobs: list[_Job] = []
+    seen: set[str] = set()
     for position in range(len(tasks)):
         task = tasks[position] if isinstance(tasks[position], Task) else Task.from_dict(tasks[position])  # type: ignore[arg-type]
+        if task.id in seen:
+            raise UserError(f"two of the tasks have the id {task.id!r}; a trajectory is found by its task's id")
+        seen.add(task.id)
         for sample in range(run.config.samples):
             known = finished.get((task.id, sample))
             if known is not None and store is not None:

@@ -90,6 +90,10 @@ def train(stepgym: Callable[..., Any], recipe: Path, tmp_path: Path) -> Callable
         ("algorithm.kl=k4", ["kl", "k1", "k3"]),
         ("outcomes.complete={train: false}", ["outcomes", "unknown outcome 'complete'", "completed"]),
         ("outcomes.completed={reward: high}", ["reward", "'keep'", "'high'"]),
+        ("outcomes.env_error={retries: two}", ["outcomes.env_error", "retries", "'two'"]),
+        ("outcomes.env_error={train: 1}", ["outcomes.env_error", "train", "true or false"]),
+        ("outcomes.window=wide", ["outcomes.window", "'wide'"]),
+        ("outcomes.max_infrastructure_share=20", ["outcomes.max_infrastructure_share", "from 0 to 1", "20"]),
         ("outcomes.completed=no", ["outcomes.completed", "expected a mapping"]),
         # what does not go together
         ("algorithm.credit=gae", ["gae", "step-wise", "grpo", "rloo"]),

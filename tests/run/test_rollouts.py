@@ -194,5 +194,7 @@ def test_rollout_works_inside_a_running_loop(count_env: Any, parrot: Any, counts
 def test_bad_config_is_one_clear_line_before_anything_is_played(count_env: Any, parrot: Any, counts: Any) -> None:
     with pytest.raises(UserError, match="gaol"):
         rollout(count_env, TASKS, parrot(counts), env_config={"gaol": 1})
+    with pytest.raises(UserError, match="two of the tasks have the id 't1'"):
+        rollout(count_env, [*TASKS, TASKS[1]], parrot(counts))
     with pytest.raises(UserError, match="no-such-env"):
         rollout("no-such-env", TASKS, parrot(counts))
