@@ -195,7 +195,7 @@ class _Rollout:
     ) -> tuple[gymnasium.Env[Any, Any] | None, list[Any], EpisodeResult]:
         try:
             env = self.source.make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = EnvError(f"making the environment failed: {type(error).__name__}: {error}")
             return None, [], EpisodeResult(outcome_of(failure), str(failure))
         engine = self.engine if self.expert is None else self._scripted(env, task, lambda: episode)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepgym.env.base import Env
@@ -128,6 +128,7 @@ keys = st.tuples(st.sampled_from(PLACES), st.sampled_from(["any", *(task.id for 
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(keys, st.sampled_from(ERRORS), max_size=12), st.integers(1, 6))
+@example({(place, task, 1): SystemExit for place, task in (("make", "any"), ("act", "1"), ("agent", "2"))}, 2)
 def test_every_other_episode_ends_and_every_environment_is_closed(
     failures: dict[tuple[str, str, int], type[BaseException]], concurrency: int
 ) -> None:
