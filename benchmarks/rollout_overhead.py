@@ -176,9 +176,7 @@ class Workload:
             np.append(self._ids(lines, rng, generated - 1), self.renderer.terminator_id).astype(np.int32)
             for _ in range(_VARIANTS)
         ]
-        self.observations = [
-            self.renderer.decode(self._ids(lines, rng, observed - frame)) for _ in range(_VARIANTS)
-        ]
+        self.observations = [self.renderer.decode(self._ids(lines, rng, observed - frame)) for _ in range(_VARIANTS)]
         SyncEnv.observations = self.observations
 
     def _ids(self, lines: Sequence[str], rng: random.Random, size: int) -> Ids:
@@ -260,7 +258,9 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=16384, help="entries of the tokenizer")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit", type=float, default=2.5, help="most seconds for the whole rollout (median)")
-    parser.add_argument("--growth", type=float, default=1.5, help="most that a step may cost more at four times the turns")
+    parser.add_argument(
+        "--growth", type=float, default=1.5, help="most that a step may cost more at four times the turns"
+    )
     parser.add_argument("--json", type=Path, help="write the result to this file as well")
     options = parser.parse_args()
     before = hardware()

@@ -76,8 +76,8 @@ class DaemonThreads:
 def _awaitable(error: BaseException) -> BaseException:
     """What a call raised, as something that can be awaited.
 
-    StopIteration cannot be set on a future. SystemExit and KeyboardInterrupt (a hook that calls `sys.exit()`, say) would
-    end the event loop and so hang everybody else: only the call that raised one has failed.
+    StopIteration cannot be set on a future. SystemExit and KeyboardInterrupt (a hook that calls `sys.exit()`, say)
+    would end the event loop and so hang everybody else: only the call that raised one has failed.
     """
     if isinstance(error, StopIteration | SystemExit | KeyboardInterrupt):
         return RuntimeError(f"{type(error).__name__}: {error}")

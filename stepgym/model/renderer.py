@@ -101,6 +101,9 @@ class Renderer:
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """The text of ids, special tokens shown."""
+        if self._fast is not None:
+            plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+            return str(self._fast.decode(plain, skip_special_tokens=False))
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     # ---- prompts ------------------------------------------------------------------------------------------------
@@ -204,7 +207,8 @@ class Renderer:
     ) -> Ids:
         """int32 ids that a model would have sampled to say `message`.
 
-        They are its text and, unless a stop string ends it, the terminator. A message with tool calls and no `text` is written as the template writes it.
+        They are its text and, unless a stop string ends it, the terminator. A message with tool calls and no `text` is
+        written as the template writes it.
         """
         if isinstance(message, str):
             text = message

@@ -87,7 +87,9 @@ class ChatTemplate:
 
     def _find_turn_end(self) -> str:
         """What the template writes right after an assistant's content, up to the next message."""
-        closed = self.apply([{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}], to_sample=False)
+        closed = self.apply(
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}], to_sample=False
+        )
         _, found, end = closed.rpartition(_PROBE)
         if not found:
             raise UserError(f"model {self._name}: the chat template does not show an assistant's content")

@@ -120,6 +120,8 @@ class Step:
 def _frozen_array(value: ArrayLike, dtype: Any) -> NDArray[Any]:
     """A read-only array of `dtype` over `value`; arrays that fit already are shared, not copied."""
     if isinstance(value, np.ndarray) and value.dtype == dtype:
+        if not value.flags.writeable:
+            return value
         array = value.view()
     else:
         array = np.asarray(value, dtype=dtype)

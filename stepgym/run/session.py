@@ -89,6 +89,8 @@ class Session:
         self.failure: StepgymError | None = None
         self._conversations: list[_Conversation] = []
         self._asked = 0
+        kind = engine.logprobs_kind if isinstance(engine, Engine) else "unknown"
+        self._sampled_by = replace(self.sampling, logprobs_kind=kind)
 
     async def chat(
         self,
@@ -210,7 +212,7 @@ class Session:
                 new_messages=_news(messages, conversation),
                 message=message,
                 rendering="agent_rewrote_history" if self._rewrote(messages, conversation) else prompt.rendering,
-                sampling=replace(self.sampling, logprobs_kind=engine.logprobs_kind),
+                sampling=self._sampled_by,
                 weights_versions=tuple(completion.weights_versions),
                 routed_experts=completion.routed_experts,
                 metrics={
@@ -284,7 +286,7 @@ class Session:
                 finish_reason=completion.finish_reason,
                 new_messages=_news(messages, conversation),
                 message=message,
-                sampling=replace(self.sampling, logprobs_kind="unknown"),
+                sampling=self._sampled_by,
                 metrics={
                     "engine_s": time.perf_counter() - asked,
                     "prompt_tokens": float(completion.prompt_tokens),
@@ -315,7 +317,9 @@ class Session:
 
     async def _within_time(self, request: Any) -> Any:
         try:
-            return await asyncio.wait_for(request, self.limits.engine_timeout)
+            # Unlike `asyncio.wait_for` of Python 3.11 this makes no task of its own.
+            async with asyncio.timeout(self.limits.engine_timeout):
+                return await request
         except TimeoutError:
             raise EngineTimeout(f"no response within {self.limits.engine_timeout} s (engine_timeout)") from None
         except (StepgymError, asyncio.CancelledError):
