@@ -17,6 +17,11 @@ import numpy as np
 MARK = "$stepgym"
 _TEXT_MARK = "$stepgym:"
 _MAX_INT_BITS = 12_000  # Python refuses to parse decimal integers of more than 4300 digits
+# `json.dumps` would make one for each call.
+_ENCODERS = {
+    sort_keys: json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":"))
+    for sort_keys in (False, True)
+}
 _MAX_DEPTH = 200  # what one stack can write, another that is deeper already must be able to read
 
 
@@ -40,7 +45,7 @@ def dump_json(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def _strict_dumps(value: Any, sort_keys: bool) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":"))
+    return _ENCODERS[sort_keys].encode(value)
 
 
 def load_json(text: str) -> Any:

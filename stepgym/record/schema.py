@@ -7,7 +7,7 @@ numbers, null where the step has None, so that None and [] stay different things
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple
@@ -103,16 +103,84 @@ class _StoredStep(NamedTuple):
     parent: Step | None
 
 
+class _Numbers(NamedTuple):
+    """A list column of numbers: the values of all rows, and the length of each row, None for null."""
+
+    values: NDArray[Any]
+    lengths: list[int | None]
+
+
+class Row(NamedTuple):
+    """A trajectory as the columns that will hold it: a copy, which later changes to the trajectory do not reach.
+
+    Attributes:
+        cells: The value of each column but `steps`.
+        step_lists: For each field of a step that is a plain value, its value by step.
+        step_numbers: For each field of a step that is a list of numbers, the lists by step.
+        turns: Number of steps.
+    """
+
+    cells: dict[str, Any]
+    step_lists: dict[str, list[Any]]
+    step_numbers: dict[str, _Numbers]
+    turns: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, roughly."""
+        texts = chain(self.cells.values(), *self.step_lists.values())
+        numbers = sum(column.values.nbytes for column in self.step_numbers.values())
+        return numbers + sum(len(text) if isinstance(text, str) else 8 for text in texts)
+
+
 # ---- trajectories to a table ----------------------------------------------------------------------------------
 
 
 def to_table(trajectories: Sequence[Trajectory]) -> pa.Table:
-    """A table with `SCHEMA`, one row per trajectory."""
-    columns: dict[str, Any] = {name: [_cell(t, name) for t in trajectories] for name in SCHEMA.names if name != "steps"}
-    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA if field.name != "steps"]
-    stored = [list(_with_deltas(t.steps)) for t in trajectories]
-    offsets = _offsets(len(steps) for steps in stored)
-    arrays.append(pa.ListArray.from_arrays(pa.array(offsets), _step_array(list(chain.from_iterable(stored)))))
+    """A table with `SCHEMA`, one row per trajectory. Raises as `to_row`."""
+    return rows_to_table([to_row(trajectory) for trajectory in trajectories])
+
+
+def to_row(trajectory: Trajectory) -> Row:
+    """The row of a trajectory.
+
+    Raises `TypeError`, `ValueError`, `AttributeError`, `OverflowError` or `pyarrow.ArrowException` where it holds
+    what its column cannot; a row that was made can be made a table.
+    """
+    cells = {name: _cell(trajectory, name) for name in SCHEMA.names if name != "steps"}
+    for name in _CHECKED:
+        pa.scalar(cells[name], _TYPES[name])
+    stored = list(_with_deltas(trajectory.steps))
+    steps = [s.step for s in stored]
+    new_ids = [None if s.step.prompt_ids is None else s.step.prompt_ids[s.delta.keep :] for s in stored]
+    numbers = {
+        "new_ids": _numbers(new_ids, np.int32),
+        "response_ids": _numbers([s.response_ids for s in steps], np.int32),
+        "loss_mask": _numbers([s.loss_mask for s in steps], np.int8),
+        "logprobs": _numbers([s.logprobs for s in steps], np.float32),
+    }
+    lists: dict[str, list[Any]] = {
+        "parent": [s.delta.parent for s in stored],
+        "keep": [s.delta.keep for s in stored],
+        "reward": [float(s.reward) for s in steps],
+        "message": [None if s.message is None else dump_json(dict(s.message)) for s in steps],
+        "sampling": _sampling_texts(steps),
+    }
+    for name in _TEXT_OF_STEP:
+        lists[name] = [dump_text(getattr(s, name)) for s in steps]
+    for name in _JSON_OF_STEP:
+        lists[name] = [dump_json(_plain(getattr(s, name))) for s in steps]
+    _add_experts(stored, lists, numbers)
+    return Row(cells, lists, numbers, len(steps))
+
+
+def rows_to_table(rows: Sequence[Row]) -> pa.Table:
+    """A table with `SCHEMA` of rows."""
+    arrays = [
+        pa.array([row.cells[field.name] for row in rows], field.type) for field in SCHEMA if field.name != "steps"
+    ]
+    offsets = _offsets(row.turns for row in rows)
+    arrays.append(pa.ListArray.from_arrays(pa.array(offsets), _step_array(rows)))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -141,6 +209,10 @@ _SPECIAL_CELLS: dict[str, Callable[[Trajectory], Any]] = {
     "reward_high": lambda t: float(t.reward_range[1]),
 }
 
+_TYPES = {field.name: field.type for field in SCHEMA}
+_CHECKED = [name for name in SCHEMA.names if name not in (*_JSON_OF_TRAJECTORY, "steps")]
+"""Columns whose values are taken as they are, so that Arrow has to say whether they fit."""
+
 
 def _plain(value: Any) -> Any:
     """Mappings as dicts and sequences as lists, so that the fast path of `dump_json` takes them."""
@@ -149,50 +221,54 @@ def _plain(value: Any) -> Any:
     return list(value)
 
 
+def _sampling_texts(steps: Sequence[Step]) -> list[str | None]:
+    # By identity, because nearly all steps share one object, and because equal ones (0.0 and -0.0) may differ in text.
+    given = {id(s.sampling): s.sampling for s in steps}
+    texts = {key: None if sampling is None else dump_json(asdict(sampling)) for key, sampling in given.items()}
+    return [texts[id(s.sampling)] for s in steps]
+
+
 def _with_deltas(steps: Sequence[Step]) -> Iterator[_StoredStep]:
     for step, delta in zip(steps, find_deltas(steps), strict=True):
         yield _StoredStep(step, delta, steps[delta.parent] if delta.parent >= 0 else None)
 
 
-def _step_array(stored: Sequence[_StoredStep]) -> pa.StructArray:
-    steps = [s.step for s in stored]
-    new_ids = [None if s.step.prompt_ids is None else s.step.prompt_ids[s.delta.keep :] for s in stored]
-    columns = {
-        "parent": pa.array([s.delta.parent for s in stored], pa.int32()),
-        "keep": pa.array([s.delta.keep for s in stored], pa.int32()),
-        "new_ids": _number_lists(new_ids, np.int32),
-        "response_ids": _number_lists([s.response_ids for s in steps], np.int32),
-        "loss_mask": _number_lists([s.loss_mask for s in steps], np.int8),
-        "logprobs": _number_lists([s.logprobs for s in steps], np.float32),
-        "reward": pa.array([float(s.reward) for s in steps], pa.float64()),
-        "message": _json_or_null([None if s.message is None else dict(s.message) for s in steps]),
-        "sampling": _json_or_null([None if s.sampling is None else asdict(s.sampling) for s in steps]),
-        "routed_experts": _experts_array(stored),
-    }
-    for name in _TEXT_OF_STEP:
-        columns[name] = pa.array([dump_text(getattr(s, name)) for s in steps], pa.string())
-    for name in _JSON_OF_STEP:
-        columns[name] = pa.array([dump_json(_plain(getattr(s, name))) for s in steps], pa.string())
-    return pa.StructArray.from_arrays([columns[field.name] for field in STEP_TYPE], fields=list(STEP_TYPE))
+def _step_array(rows: Sequence[Row]) -> pa.StructArray:
+    columns = []
+    for field in STEP_TYPE:
+        if field.name == "routed_experts":
+            columns.append(_experts_array(rows))
+        elif pa.types.is_list(field.type):
+            columns.append(_number_lists([row.step_numbers[field.name] for row in rows], field.type))
+        else:
+            columns.append(_value_array(rows, field.name, field.type))
+    return pa.StructArray.from_arrays(columns, fields=list(STEP_TYPE))
 
 
-def _json_or_null(values: Sequence[Any]) -> pa.StringArray:
-    return pa.array([None if value is None else dump_json(value) for value in values], pa.string())
+def _value_array(rows: Sequence[Row], name: str, kind: pa.DataType) -> pa.Array:
+    return pa.array(list(chain.from_iterable(row.step_lists[name] for row in rows)), kind)
 
 
-def _offsets(lengths: Any) -> NDArray[np.int32]:
+def _offsets(lengths: Iterable[int]) -> NDArray[np.int32]:
     return np.cumsum([0, *lengths], dtype=np.int64).astype(np.int32)
 
 
-def _number_lists(arrays: Sequence[NDArray[Any] | None], dtype: Any) -> pa.ListArray:
-    """A list column over numpy arrays, null where there is None; no number is touched by Python."""
+def _numbers(arrays: Sequence[NDArray[Any] | None], dtype: Any) -> _Numbers:
     values = np.concatenate([np.empty(0, dtype), *(a for a in arrays if a is not None)]).astype(dtype, copy=False)
-    offsets = _offsets(0 if a is None else len(a) for a in arrays)
-    mask = pa.array([a is None for a in arrays], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=mask)
+    return _Numbers(values, [None if a is None else len(a) for a in arrays])
 
 
-def _experts_array(stored: Sequence[_StoredStep]) -> pa.StructArray:
+def _number_lists(columns: Sequence[_Numbers], kind: pa.ListType) -> pa.ListArray:
+    """A list column, null where a length is None; no number is touched by Python."""
+    dtype = kind.value_type.to_pandas_dtype()
+    values = np.concatenate([np.empty(0, dtype), *(column.values for column in columns)])
+    lengths = list(chain.from_iterable(column.lengths for column in columns))
+    offsets = _offsets(length or 0 for length in lengths)
+    mask = pa.array([length is None for length in lengths], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, kind.value_type), mask=mask)
+
+
+def _add_experts(stored: Sequence[_StoredStep], lists: dict[str, list[Any]], numbers: dict[str, _Numbers]) -> None:
     shapes: list[NDArray[Any] | None] = []
     starts: list[int | None] = []
     from_parent: list[bool | None] = []
@@ -210,13 +286,19 @@ def _experts_array(stored: Sequence[_StoredStep]) -> pa.StructArray:
         starts.append(start)
         from_parent.append(inherits)
         values.append(experts[start:].reshape(-1))
-    columns = [
-        _number_lists(shapes, np.int32),
-        pa.array(starts, pa.int32()),
-        pa.array(from_parent, pa.bool_()),
-        _number_lists(values, np.int16),
-    ]
-    missing = pa.array([start is None for start in starts], pa.bool_())
+    lists["experts.start"], lists["experts.from_parent"] = starts, from_parent
+    numbers["experts.shape"], numbers["experts.values"] = _numbers(shapes, np.int32), _numbers(values, np.int16)
+
+
+def _experts_array(rows: Sequence[Row]) -> pa.StructArray:
+    columns = []
+    for field in _EXPERTS:
+        name = f"experts.{field.name}"
+        if pa.types.is_list(field.type):
+            columns.append(_number_lists([row.step_numbers[name] for row in rows], field.type))
+        else:
+            columns.append(_value_array(rows, name, field.type))
+    missing = columns[_EXPERTS.get_field_index("start")].is_null()
     return pa.StructArray.from_arrays(columns, fields=list(_EXPERTS), mask=missing)
 
 

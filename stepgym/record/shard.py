@@ -70,9 +70,27 @@ def clean_temporaries(folder: Path) -> None:
 
 def _write_synced(path: Path, table: pa.Table) -> None:
     with open(path, "wb") as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=64)
+        pq.write_table(table, file, compression="zstd", row_group_size=64, use_dictionary=_text_columns(table.schema))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _text_columns(schema: pa.Schema) -> list[str]:
+    """Parquet paths of the columns that hold text, which repeats. Dictionaries of numbers cost time and size."""
+    paths: list[str] = []
+
+    def visit(path: str, kind: pa.DataType) -> None:
+        if pa.types.is_string(kind):
+            paths.append(path)
+        elif pa.types.is_struct(kind):
+            for field in kind:
+                visit(f"{path}.{field.name}", field.type)
+        elif pa.types.is_list(kind):
+            visit(f"{path}.list.element", kind.value_type)
+
+    for field in schema:
+        visit(field.name, field.type)
+    return paths
 
 
 def _sync_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from stepgym.errors import UserError
 from stepgym.record.json_text import dump_text, load_text
-from stepgym.record.schema import SCHEMA, VERSION, VERSION_KEY, from_table, to_table
+from stepgym.record.schema import SCHEMA, VERSION, VERSION_KEY, Row, from_table, rows_to_table, to_row
 from stepgym.record.shard import clean_temporaries, list_shards, write_shard
 from stepgym.record.trajectory import Trajectory, TrajectoryId
 
@@ -80,7 +80,7 @@ class TrajectoryStore:
         self._lock = threading.RLock()
         self._known: dict[TrajectoryId, _Place] = {}
         self._shards: dict[Path, None] = {}
-        self._waiting: dict[TrajectoryId, pa.Table] = {}
+        self._waiting: dict[TrajectoryId, Row] = {}
         self._waiting_bytes = 0
         self._unreported: list[TrajectoryId] = []
         self._last: tuple[Path, pa.Table] | None = None  # the shard read last: ids are mostly loaded in order
@@ -112,8 +112,8 @@ class TrajectoryStore:
             if trajectory.id in self._waiting or trajectory.id in self._known:
                 raise UserError(f"{self.path}: the trajectory {_name(trajectory.id)} is already in the store")
             try:
-                row = to_table([trajectory])
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                row = to_row(trajectory)
+            except (pa.ArrowException, AttributeError, TypeError, ValueError, OverflowError) as error:
                 raise UserError(f"{self.path}: cannot store {_name(trajectory.id)}: {_line(error)}") from error
             self._waiting[trajectory.id] = row
             self._waiting_bytes += row.nbytes
@@ -179,7 +179,7 @@ class TrajectoryStore:
             del self._waiting[key]
         if not self._waiting:
             return
-        table = pa.concat_tables(self._waiting.values())
+        table = rows_to_table(list(self._waiting.values()))
         shard = write_shard(self.path, table)
         self._shards[shard] = None
         for row, (key, final) in enumerate(zip(self._waiting, table.column("final").to_pylist(), strict=True)):
@@ -208,7 +208,7 @@ class TrajectoryStore:
             self._refresh()
             keys = [key for key, place in self._known.items() if place.final or not final_only]
             for key, row in self._waiting.items():
-                if key not in self._known and (row.column("final")[0].as_py() or not final_only):
+                if key not in self._known and (row.cells["final"] or not final_only):
                     keys.append(key)
             return keys
 
@@ -223,7 +223,7 @@ class TrajectoryStore:
             raise UserError(f"{self.path}: no trajectory {_name(key)} in the store")
         with self._lock:
             if key in self._waiting:
-                return from_table(self._waiting[key])[0]
+                return from_table(rows_to_table([self._waiting[key]]))[0]
             place = self._known[key]
             with _naming(place.shard):
                 if self._last is None or self._last[0] != place.shard:

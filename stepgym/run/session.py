@@ -7,7 +7,8 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from stepgym.model.tool_calls import check_wire_calls
 from stepgym.record.step import Sampling, Step, StepStatus
 from stepgym.record.token_buffer import TokenBuffer
 from stepgym.seeds import derive_seed
+
+LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,6 @@ class Session:
         self.failure: StepgymError | None = None
         self._conversations: list[_Conversation] = []
         self._asked = 0
-        kind = engine.logprobs_kind if isinstance(engine, Engine) else "unknown"
-        self._sampled_by = replace(self.sampling, logprobs_kind=kind)
 
     async def chat(
         self,
@@ -212,7 +213,7 @@ class Session:
                 new_messages=_news(messages, conversation),
                 message=message,
                 rendering="agent_rewrote_history" if self._rewrote(messages, conversation) else prompt.rendering,
-                sampling=self._sampled_by,
+                sampling=_sampled_by(self.sampling, engine.logprobs_kind),
                 weights_versions=tuple(completion.weights_versions),
                 routed_experts=completion.routed_experts,
                 metrics={
@@ -286,7 +287,7 @@ class Session:
                 finish_reason=completion.finish_reason,
                 new_messages=_news(messages, conversation),
                 message=message,
-                sampling=self._sampled_by,
+                sampling=_sampled_by(self.sampling, "unknown"),
                 metrics={
                     "engine_s": time.perf_counter() - asked,
                     "prompt_tokens": float(completion.prompt_tokens),
@@ -349,6 +350,11 @@ def _wire(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _news(messages: Sequence[Mapping[str, Any]], conversation: _Conversation | None) -> tuple[Mapping[str, Any], ...]:
     return tuple(messages[len(conversation.messages) if conversation else 0 :])
+
+
+@cache
+def _sampled_by(sampling: Sampling, kind: LogprobsKind) -> Sampling:
+    return replace(sampling, logprobs_kind=kind)
 
 
 def _logprobs(completion: Completion) -> Any:
