@@ -32,7 +32,8 @@ def rollout(
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
     plan = load_recipe(recipe, changes)
     path = out or default_path(f"{recipe.resolve().parent.name}-{recipe.stem}-rollout", plan.seed)
-    played = play_recipe(plan, Play(path, "rollout", split, tasks, expert=plan_expert(plan) if expert else None))
+    options = plan.warm_start[-1].expert if plan.warm_start else {}
+    played = play_recipe(plan, Play(path, "rollout", split, tasks, expert=options if expert else None))
     if as_json:
         print(json.dumps(played.to_dict(), indent=2))
     else:
@@ -41,9 +42,3 @@ def rollout(
         console.print(f"run  {path}", soft_wrap=True)
     if played.incomplete:
         raise typer.Exit(3)
-
-
-def plan_expert(plan: object) -> dict[str, object]:
-    """The expert's options: those of the recipe's warm start, if it has one."""
-    warm_start = getattr(plan, "warm_start", None)
-    return dict(warm_start.expert) if warm_start is not None else {}

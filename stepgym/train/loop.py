@@ -99,8 +99,8 @@ def check_training(recipe: Recipe) -> None:
         UserError: In one line, which names the field.
     """
     algorithm = recipe.learner_config()
-    if recipe.warm_start is not None:
-        recipe.sft_config()
+    for stage in range(len(recipe.warm_start)):
+        recipe.sft_config(stage)
     validate(PolicyConfig, recipe.policy, "policy")
     trainable_engine_fields(recipe)
     if recipe.budget.iterations:
@@ -118,7 +118,6 @@ class _Run:
         # Everything that can be wrong in the recipe is found before anything is made.
         check_training(recipe)
         self.learner_config = recipe.learner_config()
-        self.sft_config = recipe.sft_config() if recipe.warm_start else None
         self.outcomes = recipe.outcome_policy
         self.source = env_source(recipe)
         self.agent = make_agent(recipe)
@@ -207,8 +206,8 @@ class _Run:
         latest = self.checkpoints.latest()
         if latest is None:
             self.folder.keep_metrics(lambda row: False)
-            if self.recipe.warm_start is not None:
-                self._warm_start()
+            for stage in range(len(self.recipe.warm_start)):
+                self._warm_start(stage)
             learner = Learner(self.policy, self.learner_config)
             self._save(learner, 0, None)
             done = 0
@@ -221,25 +220,24 @@ class _Run:
         publish(self.engine, str(learner.updates))
         return learner, done
 
-    def _warm_start(self) -> None:
-        warm = self.recipe.warm_start
-        assert warm is not None
-        assert self.sft_config is not None
+    def _warm_start(self, stage: int) -> None:
+        warm, config = self.recipe.warm_start[stage], self.recipe.sft_config(stage)
+        name = "warm start" if len(self.recipe.warm_start) == 1 else f"warm start {stage + 1}"
+        first = sum(earlier.tasks for earlier in self.recipe.warm_start[:stage])
+        if first + warm.tasks > len(self.table):
+            first = 0  # a small split is played again
         with self._timed("expert"):
-            tasks = run_blocking(split_tasks(self.source, "train", warm.tasks))
-            config = self.recipe.rollout.model_copy(update={"samples": 1})
+            tasks = run_blocking(split_tasks(self.source, "train", warm.tasks, start=first))
+            once = self.recipe.rollout.model_copy(update={"samples": 1})
             tally = Tally()
             self.observer.stage("expert", len(tasks))
-            episodes = self._collect(tasks, "expert", 0, tally, config=config, expert=warm.expert)
-        self.observer.note(
-            f"the expert solved {tally.success:.0%} of {len(episodes)} training tasks with its warm-start mistakes"
-        )
-        total = self.sft_config.updates
-        self.observer.stage("warm start", total)
+            episodes = self._collect(tasks, "expert", stage, tally, config=once, expert=warm.expert)
+        self.observer.note(f"{name}: the expert solved {tally.success:.0%} of {len(episodes)} training tasks")
+        self.observer.stage(name, config.updates)
         with self._timed("warm_start"):
-            report = sft(self.policy, episodes, self.sft_config, progress=self.observer.advance)
+            report = sft(self.policy, episodes, config, progress=self.observer.advance)
         self.folder.add_metrics({"iteration": 0, "warm_start": report.to_dict()})
-        self.observer.note(f"warm start: {report.accuracy:.1%} of the expert's tokens are the most likely ones")
+        self.observer.note(f"{name}: {report.accuracy:.1%} of the expert's tokens are the most likely ones")
 
     def _rollouts(self, iteration: int) -> list[Trajectory]:
         recipe = self.recipe
@@ -253,7 +251,7 @@ class _Run:
         """The tasks of an iteration: the split in order, or anew in a seeded order for every pass over a small one."""
         count = self.recipe.budget.tasks_per_iteration
         size = len(self.table)
-        first = self.recipe.warm_start.tasks if self.recipe.warm_start else 0
+        first = self.recipe.warm_start_tasks
         if size >= first + count * self.recipe.budget.iterations:
             positions = range(first + (iteration - 1) * count, first + iteration * count)
         else:

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from stepgym.config import (
     apply_overrides,
@@ -102,10 +102,10 @@ class SamplingConfig(_Section):
 
 
 class WarmStart(_Section):
-    """Imitation of the environment's expert before reinforcement.
+    """One stage of imitating the environment's expert before reinforcement.
 
     Attributes:
-        tasks: Training tasks that the expert plays, once each.
+        tasks: Training tasks that the expert plays, once each; every stage takes new ones.
         expert: Options of the environment's `expert`.
         sft: How the episodes are learned; see `stepgym.train.sft.SFTConfig`.
     """
@@ -165,7 +165,7 @@ class Recipe(BaseModel):
         engine: `kind` names the engine; the rest is its config.
         renderer, sampling, rollout: How episodes are played.
         outcomes: Changes to the outcome policy, `{outcome: {field: value}}`.
-        warm_start: Imitation before reinforcement; null for none.
+        warm_start: Imitation before reinforcement: one stage, a list of stages in their order, or null for none.
         policy: How the trained model is held and computed (`stepgym.train.policy.PolicyConfig`).
         algorithm: How batches become updates (`stepgym.train.config.LearnerConfig`).
         budget, evaluation, checkpoint: How much, how often.
@@ -183,7 +183,7 @@ class Recipe(BaseModel):
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     outcomes: dict[str, Any] = {}
-    warm_start: WarmStart | None = None
+    warm_start: tuple[WarmStart, ...] = ()
     policy: dict[str, Any] = {}
     algorithm: dict[str, Any] = {}
     budget: Budget = Budget()
@@ -191,6 +191,16 @@ class Recipe(BaseModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     seed: int = 0
     threads: int | None = Field(default=None, ge=1)
+
+    @field_validator("warm_start", mode="before")
+    @classmethod
+    def _stages(cls, value: Any) -> Any:
+        return () if value is None else (value,) if isinstance(value, Mapping) else value
+
+    @property
+    def warm_start_tasks(self) -> int:
+        """Training tasks that all stages of the warm start take together."""
+        return sum(stage.tasks for stage in self.warm_start)
 
     @property
     def env_kind(self) -> str:
@@ -226,12 +236,12 @@ class Recipe(BaseModel):
         updates = self.budget.iterations * given.mini_batches * given.epochs
         return given.model_copy(update={"total_updates": max(1, updates)})
 
-    def sft_config(self) -> SFTConfig:
-        """How the warm start learns, checked. Raises `UserError`. Imports torch."""
+    def sft_config(self, stage: int = 0) -> SFTConfig:
+        """How a stage of the warm start learns, checked. Raises `UserError`. Imports torch."""
         from stepgym.train.sft import SFTConfig
 
-        assert self.warm_start is not None
-        return validate(SFTConfig, {"seed": self.seed, **self.warm_start.sft}, "warm_start.sft")
+        where = "warm_start.sft" if len(self.warm_start) == 1 else f"warm_start.{stage}.sft"
+        return validate(SFTConfig, {"seed": self.seed, **self.warm_start[stage].sft}, where)
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -87,7 +87,7 @@ async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> t
     from stepgym.model.tiny import build_tiny_model
 
     tasks = await split_tasks(source, "train", config.corpus_tasks)
-    options = recipe.warm_start.expert if recipe.warm_start else {}
+    options = recipe.warm_start[-1].expert if recipe.warm_start else {}
     corpus = await expert_texts(source, tasks, options, seed=recipe.seed)
     return build_tiny_model(
         corpus,

@@ -26,9 +26,18 @@ def check(**changes: Any) -> Recipe:
 def test_every_recipe_of_the_repository_is_valid(path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.learner_config().total_updates
-    if recipe.warm_start is not None:
-        assert recipe.sft_config().updates > 0
+    assert all(recipe.sft_config(stage).updates > 0 for stage in range(len(recipe.warm_start)))
     assert check_recipe(recipe.model_dump(mode="json"), path).digest == recipe.digest
+
+
+def test_a_warm_start_is_one_stage_or_several() -> None:
+    one, two = {"tasks": 3, "sft": {"updates": 5}}, {"tasks": 4, "sft": {"updates": 6}}
+    assert check(warm_start=one).warm_start == check(warm_start=[one]).warm_start
+    several = check(warm_start=[one, two])
+    assert [several.sft_config(stage).updates for stage in (0, 1)] == [5, 6]
+    assert several.warm_start_tasks == 7
+    with pytest.raises(UserError, match=r"^warm_start.1.sft"):
+        check(warm_start=[one, {"tasks": 1, "sft": {"updates": 0}}]).sft_config(1)
 
 
 def test_sections_have_defaults(tmp_path: Path) -> None:
@@ -37,7 +46,7 @@ def test_sections_have_defaults(tmp_path: Path) -> None:
         {"kind": "chat"},
         {"kind": "transformers"},
         0,
-        None,
+        (),
     )
     assert isinstance(recipe.model, TinyModel)
     assert recipe.sampling.sampling.temperature == 1.0
