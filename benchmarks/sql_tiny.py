@@ -1,0 +1,92 @@
+"""What the quickstart's recipe learns: three seeds, and what its agent can do elsewhere.
+
+`stepgym train recipes/sql/tiny.yaml` for each seed. The first seed's model is then measured on the full generator, on
+schemas that it has never seen, and with looking forbidden; and a run that may not look in training either is made.
+
+    python benchmarks/sql_tiny.py --out runs/sql-tiny --json benchmarks/results/sql_tiny.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "recipes" / "sql" / "tiny.yaml"
+EVERY_KIND = "env.kinds=null"
+EVERY_SCHEMA = "env.schema_names=null"
+UNSEEN = "env.schema_names=[clinic, airline, school, bank]"
+ELSEWHERE = {
+    "its own task mix": [],
+    "looking forbidden": ["env.allow_looking=false"],
+    "schemas never seen": [UNSEEN],
+    "other questions: filters": ["env.kinds=[filter]"],
+    "two tables, tables renamed too": ["env.names=varied", "env.tables=2"],
+    "every kind of question, every schema": [EVERY_KIND, EVERY_SCHEMA, "env.tables=3", "env.columns=null"],
+}
+
+
+def stepgym(*arguments: str) -> dict[str, Any]:
+    """Run a verb with --json and return what it printed."""
+    command = [sys.executable, "-m", "stepgym.cli.main", *arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def measure(out: Path, seed: int, overrides: list[str], elsewhere: dict[str, list[str]]) -> dict[str, Any]:
+    run = out / f"seed-{seed}"
+    summary = stepgym("train", str(RECIPE), "--seed", str(seed), "--out", str(run), *overrides)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    curve = [(row["iteration"], row.get("success"), row.get("validation_success")) for row in rows if row["iteration"]]
+    found: dict[str, Any] = {"seed": seed, **summary, "curve": curve, "elsewhere": {}}
+    for name, changes in elsewhere.items():
+        result = stepgym(
+            "eval",
+            *("--recipe", str(run / "config.yaml"), "--engine", "transformers", "--model", summary["model"]),
+            *("--tasks", "256", "--split", "test", "--out", str(out / f"seed-{seed}-{name.replace(' ', '-')}")),
+            *changes,
+        )
+        found["elsewhere"][name] = {key: result[key] for key in ("success", "success_ci95", "turns_mean", "outcomes")}
+        print(f"seed {seed}  {name:<40} success {result['success']:.3f}  turns {result['turns_mean']:.2f}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("overrides", nargs="*", help="changes to the recipe")
+    arguments = parser.parse_args()
+    found = [
+        measure(arguments.out, seed, arguments.overrides, ELSEWHERE if seed == arguments.seeds[0] else {})
+        for seed in arguments.seeds
+    ]
+    blind = stepgym(
+        "train",
+        str(RECIPE),
+        *("--seed", str(arguments.seeds[0]), "--out", str(arguments.out / "blind"), "env.allow_looking=false"),
+        *arguments.overrides,
+    )
+    print("seed  sampled before -> after   greedy before -> after   wall s")
+    for row in found:
+        print(
+            f"{row['seed']:>4}  {row['success_before']:.3f} -> {row['success_after']:.3f}"
+            f"            {row['greedy_before']:.3f} -> {row['greedy_after']:.3f}           {row['wall_s']:.0f}"
+        )
+    print(f"trained and tested without looking: {blind['success_before']:.3f} -> {blind['success_after']:.3f}")
+    if arguments.json:
+        hardware = f"{platform.machine()}, {platform.system()}, two cores shared with nothing else"
+        report = {"date": time.strftime("%Y-%m-%d"), "hardware": hardware, "seeds": found, "without_looking": blind}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
