@@ -81,6 +81,7 @@ _LABELS = {
     "success": "success {:.2f}",
     "turns": "turns {:.1f}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "not_completed": "{:.0f} not completed",
     "loss": "loss {:.3f}",
     "accuracy": "accuracy {:.3f}",
     "reward_mean": "reward {:+.2f}",
@@ -129,6 +130,7 @@ class EpisodeProgress:
                 "success": tally.success,
                 "turns": tally.turns / max(1, tally.attempts),
                 "tokens_per_second": tally.tokens_per_second,
+                "not_completed": tally.episodes - tally.outcomes["completed"],
             },
         )
 

@@ -52,6 +52,8 @@ def train(
     ):
         if before is not None and after is not None:
             console.print(f"success on {result.held_out_tasks} held-out tasks, {name}: {before:.3f} -> {after:.3f}")
+    counts = ", ".join(f"{name} {count}" for name, count in result.outcomes.items())
+    console.print(f"outcomes in training: {counts or 'none'}")
     console.print(f"updates {result.updates}, seed {result.seed}, {result.wall_s:.0f} s")
     console.print(f"run      {path}")
     console.print(f"curve    {path / 'curve.png'}")

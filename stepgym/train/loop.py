@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +51,7 @@ class TrainingResult:
         held_out_tasks: Number of test tasks.
         updates: Optimizer steps of reinforcement.
         iterations: Batches of rollouts.
+        outcomes: Training episodes by outcome, most frequent first.
         best_iteration: The iteration whose weights are reported and exported: the best on the validation split, or
             the last where there is none.
         seed: The run's seed.
@@ -66,6 +67,7 @@ class TrainingResult:
     held_out_tasks: int
     updates: int
     iterations: int
+    outcomes: Mapping[str, int]
     best_iteration: int
     seed: int
     wall_s: float
@@ -187,6 +189,7 @@ class _Run:
             held_out_tasks=after.tasks if after else 0,
             updates=final.update,
             iterations=recipe.budget.iterations,
+            outcomes=_outcomes(self.folder.metrics()),
             best_iteration=best_iteration,
             seed=recipe.seed,
             wall_s=time.time() - self.folder.started_at,
@@ -344,6 +347,16 @@ async def training_table(source: EnvSource) -> Sequence[Any]:
         return table
     finally:
         await threads.run(env.close)
+
+
+def _outcomes(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The training episodes of all iterations, by outcome."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("outcome/"):
+                counts[name.removeprefix("outcome/")] += int(value)
+    return dict(counts.most_common())
 
 
 def _tally_numbers(tally: Tally) -> dict[str, float]:
