@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def main() -> None:
         )
     print(f"trained and tested without looking: {blind['success_before']:.3f} -> {blind['success_after']:.3f}")
     if arguments.json:
-        hardware = f"{platform.machine()}, {platform.system()}, two cores shared with nothing else"
+        hardware = f"{platform.machine()}, {platform.system()}, {len(os.sched_getaffinity(0))} cores"
         report = {"date": time.strftime("%Y-%m-%d"), "hardware": hardware, "seeds": found, "without_looking": blind}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
