@@ -251,6 +251,10 @@ def _known_fields(known: Any, path: list[int | str]) -> list[str]:
     for part in [*path, None]:
         candidates = [member for candidate in candidates for member in _members(candidate)]
         if part is None:
+            # Where one mapping stands for a list of one, the path has no index.
+            sequences = [c for c in candidates if typing.get_origin(c) in (list, tuple)]
+            candidates = [c for c in candidates if c not in sequences]
+            candidates += [member for c in sequences for element in _elements(c) for member in _members(element)]
             break
         below: list[Any] = []
         for candidate in candidates:
@@ -259,7 +263,7 @@ def _known_fields(known: Any, path: list[int | str]) -> list[str]:
             elif isinstance(part, str) and part in (fields := _field_types(candidate)):
                 below.append(fields[part])
             else:
-                below += typing.get_args(candidate)[-1:]
+                below += _elements(candidate)
         candidates = below
     names: dict[str, None] = {}
     for candidate in candidates:
@@ -268,6 +272,11 @@ def _known_fields(known: Any, path: list[int | str]) -> list[str]:
         else:
             names.update(dict.fromkeys(_field_types(candidate)))
     return list(names)
+
+
+def _elements(annotation: Any) -> list[Any]:
+    """The type of what a list, a tuple or a mapping holds."""
+    return [argument for argument in typing.get_args(annotation) if argument is not Ellipsis][-1:]
 
 
 def _members(annotation: Any) -> list[Any]:

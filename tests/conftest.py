@@ -10,6 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("stepgym", deadline=None)
+settings.load_profile("stepgym")
 
 
 def _load(name: str) -> ModuleType:
