@@ -28,7 +28,7 @@ class DatabaseFolder:
         self._keep = keep
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, Path] = OrderedDict()
+        self._files: OrderedDict[WorldSpec, Path] = OrderedDict()
         self._path: Path | None = None
         self._remove: Callable[[], object] | None = None
 
@@ -36,14 +36,14 @@ class DatabaseFolder:
         """The file of a database, built if it is not there."""
         if os.getpid() != self._process:
             self._forget()
-        key = json.dumps(spec.to_dict(), sort_keys=True)
         with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return self._files[key]
+            if spec in self._files:
+                self._files.move_to_end(spec)
+                return self._files[spec]
+            key = json.dumps(spec.to_dict(), sort_keys=True)
             path = self._folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.sqlite"
             World(spec).write(path)
-            self._files[key] = path
+            self._files[spec] = path
             while len(self._files) > self._keep:
                 self._files.popitem(last=False)[1].unlink(missing_ok=True)
             return path

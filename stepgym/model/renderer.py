@@ -85,13 +85,10 @@ class Renderer:
         self.terminator_id: int | None = end_ids[0] if end_ids else tokenizer.eos_token_id
         """Id of the token that ends an assistant's turn."""
         self.terminator = "" if self.terminator_id is None else str(tokenizer.decode([self.terminator_id]))
-        self._tools_in_template = "<tool_call>" in self.template.source
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
+        ends = (self.terminator_id, tokenizer.eos_token_id)
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         """Ids that end a response: the turn's terminator and the model's end of text."""
-        ids = (self.terminator_id, self.tokenizer.eos_token_id)
-        return tuple(dict.fromkeys(i for i in ids if i is not None))
+        self._tools_in_template = "<tool_call>" in self.template.source
 
     def encode(self, text: str) -> Ids:
         """int32 ids of a text, with no special tokens added."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,14 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     """Whether no mapping has keys that json.dumps would turn into strings unasked, and nesting is within bounds."""
     if depth > _MAX_DEPTH:
         return False
+    items: Iterable[Any] = ()
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item, depth + 1) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item, depth + 1) for item in value)
-    return True
+        if not all(isinstance(key, str) for key in value):
+            return False
+        items = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    return all(_is_plain(item, depth + 1) for item in items if isinstance(item, (dict, list, tuple)))
 
 
 def _wrapped(value: Any, depth: int = 0) -> Any:

@@ -8,7 +8,7 @@ numbers, null where the step has None, so that None and [] stay different things
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -127,10 +127,10 @@ class Row(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes, roughly."""
-        texts = chain(self.cells.values(), *self.step_lists.values())
-        numbers = sum(column.values.nbytes for column in self.step_numbers.values())
-        return numbers + sum(len(text) if isinstance(text, str) else 8 for text in texts)
+        """Bytes, roughly: those of what may be large."""
+        lists = (self.cells.values(), self.step_lists["message"], self.step_lists["new_messages"])
+        texts = sum(len(text) for text in chain(*lists) if isinstance(text, str))
+        return texts + sum(column.values.nbytes for column in self.step_numbers.values())
 
 
 # ---- trajectories to a table ----------------------------------------------------------------------------------
@@ -210,22 +210,28 @@ _SPECIAL_CELLS: dict[str, Callable[[Trajectory], Any]] = {
 }
 
 _TYPES = {field.name: field.type for field in SCHEMA}
+_SAMPLING_FIELDS = [field.name for field in fields(Sampling)]
 _CHECKED = [name for name in SCHEMA.names if name not in (*_JSON_OF_TRAJECTORY, "steps")]
 """Columns whose values are taken as they are, so that Arrow has to say whether they fit."""
 
 
 def _plain(value: Any) -> Any:
     """Mappings as dicts and sequences as lists, so that the fast path of `dump_json` takes them."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value)
+    if isinstance(value, dict | list | tuple):
+        return value
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def _sampling_texts(steps: Sequence[Step]) -> list[str | None]:
     # By identity, because nearly all steps share one object, and because equal ones (0.0 and -0.0) may differ in text.
     given = {id(s.sampling): s.sampling for s in steps}
-    texts = {key: None if sampling is None else dump_json(asdict(sampling)) for key, sampling in given.items()}
+    texts = {key: None if sampling is None else dump_json(_as_dict(sampling)) for key, sampling in given.items()}
     return [texts[id(s.sampling)] for s in steps]
+
+
+def _as_dict(sampling: Sampling) -> dict[str, Any]:
+    # What `dataclasses.asdict` gives, without its search for what may be nested.
+    return {name: getattr(sampling, name) for name in _SAMPLING_FIELDS}
 
 
 def _with_deltas(steps: Sequence[Step]) -> Iterator[_StoredStep]:

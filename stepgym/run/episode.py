@@ -243,6 +243,8 @@ class Episode:
 
     async def _close(self) -> None:
         """Close the environment; one that hangs is left behind on its thread."""
+        if getattr(self.env.close, "__func__", None) is gymnasium.Env.close:
+            return  # nothing to close, and a thread costs more than all else here
         try:
             async with asyncio.timeout(self._limits.step_timeout):
                 await threads.run(self.env.close)

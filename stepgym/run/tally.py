@@ -77,4 +77,4 @@ class Tally:
             self.recent_faults.popleft()
         if len(self.recent_faults) * 5 < policy.window:
             return 0.0
-        return sum(fault is Fault.INFRASTRUCTURE for fault in self.recent_faults) / len(self.recent_faults)
+        return self.recent_faults.count(Fault.INFRASTRUCTURE) / len(self.recent_faults)
