@@ -46,7 +46,8 @@ def measure(out: Path, seed: int, overrides: list[str], elsewhere: dict[str, lis
     summary = stepgym("train", str(RECIPE), "--seed", str(seed), "--out", str(run), *overrides)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = [(row["iteration"], row.get("success"), row.get("validation_success")) for row in rows if row["iteration"]]
-    found: dict[str, Any] = {"seed": seed, **summary, "curve": curve, "elsewhere": {}}
+    kept = {name: value for name, value in summary.items() if name != "model"}
+    found: dict[str, Any] = {**kept, "curve": curve, "elsewhere": {}}
     for name, changes in elsewhere.items():
         result = stepgym(
             "eval",
@@ -76,6 +77,7 @@ def main() -> None:
         *("--seed", str(arguments.seeds[0]), "--out", str(arguments.out / "blind"), "env.allow_looking=false"),
         *arguments.overrides,
     )
+    del blind["model"]
     print("seed  sampled before -> after   greedy before -> after   wall s")
     for row in found:
         print(
