@@ -63,7 +63,7 @@ def _step_parts(step: Step) -> Iterator[bytes]:
         [_number(step.reward), step.reward_parts, step.sampler, step.status, step.finish_reason, step.rendering]
     )
     yield _json([step.new_messages, step.message, None if step.sampling is None else asdict(step.sampling)])
-    yield _json([step.weights_versions, _timeless(step.metrics)])
+    yield _json([list(step.stop), step.max_tokens, step.follows, step.weights_versions, _timeless(step.metrics)])
 
 
 def _array(array: NDArray[Any] | None) -> bytes:

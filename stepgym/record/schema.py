@@ -22,7 +22,7 @@ from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling, Step
 from stepgym.record.trajectory import Trajectory, TrajectoryId
 
-VERSION = "1"
+VERSION = "2"
 VERSION_KEY = b"stepgym.store_version"
 
 _EXPERTS = pa.struct(
@@ -51,6 +51,9 @@ STEP_TYPE = pa.struct(
         ("message", pa.string()),
         ("rendering", pa.string()),
         ("sampling", pa.string()),
+        ("stop", pa.string()),
+        ("max_tokens", pa.int32()),
+        ("follows", pa.int32()),
         ("weights_versions", pa.string()),
         ("routed_experts", _EXPERTS),
         ("metrics", pa.string()),
@@ -91,7 +94,7 @@ SCHEMA = pa.schema(
 )
 
 _TEXT_OF_STEP = ("sampler", "status", "finish_reason", "rendering")
-_JSON_OF_STEP = ("reward_parts", "new_messages", "weights_versions", "metrics")
+_JSON_OF_STEP = ("reward_parts", "new_messages", "stop", "weights_versions", "metrics")
 _JSON_OF_TRAJECTORY = ("reward_parts", "env_config", "task", "tools", "seeds", "metrics", "provenance")
 
 
@@ -163,6 +166,8 @@ def to_row(trajectory: Trajectory) -> Row:
         "parent": [s.delta.parent for s in stored],
         "keep": [s.delta.keep for s in stored],
         "reward": [float(s.reward) for s in steps],
+        "max_tokens": [s.max_tokens for s in steps],
+        "follows": [s.follows for s in steps],
         "message": [None if s.message is None else dump_json(dict(s.message)) for s in steps],
         "sampling": _sampling_texts(steps),
     }
@@ -370,7 +375,17 @@ class _StepReader:
         experts = dict(zip((f.name for f in _EXPERTS), columns["routed_experts"].flatten(), strict=True))
         self._shapes, self._experts = _ListColumn(experts["shape"]), _ListColumn(experts["values"])
         self._start, self._from_parent = experts["start"].to_pylist(), experts["from_parent"].to_pylist()
-        names = ("parent", "keep", "reward", "message", "sampling", *_TEXT_OF_STEP, *_JSON_OF_STEP)
+        names = (
+            "parent",
+            "keep",
+            "reward",
+            "max_tokens",
+            "follows",
+            "message",
+            "sampling",
+            *_TEXT_OF_STEP,
+            *_JSON_OF_STEP,
+        )
         self._plain = {name: columns[name].to_pylist() for name in names}
 
     def read(self, begin: int, end: int) -> list[Step]:
@@ -398,6 +413,9 @@ class _StepReader:
                     rendering=load_text(plain["rendering"]),
                     reward_parts=load_json(plain["reward_parts"]),
                     new_messages=tuple(load_json(plain["new_messages"])),
+                    stop=tuple(load_json(plain["stop"])),
+                    max_tokens=plain["max_tokens"],
+                    follows=plain["follows"],
                     weights_versions=tuple(tuple(span) for span in load_json(plain["weights_versions"])),
                     metrics=load_json(plain["metrics"]),
                 )

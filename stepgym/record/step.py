@@ -49,12 +49,16 @@ class Step:
         sampler: `policy`, or `scripted` for an expert's turn (which has no logprobs).
         status: What the turn was: `ok`, `no_action`, `malformed` or `truncated`.
         finish_reason: As the engine gave it: `stop`, `length`, `abort`, ...
-        new_messages: The messages that were added to the conversation since the parent turn (for the first: all).
+        new_messages: The messages that were added to the conversation since the turn that it `follows` (else: all).
         message: The assistant message that was parsed from the response.
         rendering: How the prompt came about: `first`, `extended` (what was sampled, plus new tokens), or the reason
             for which it was rendered anew (`template_rewrote_history`, `thinking_stripped`, `agent_rewrote_history`,
             `truncated_turn`). Empty where unknown (steps made by hand).
         sampling: How the response was sampled; None where unknown.
+        stop: Strings that would have ended the response.
+        max_tokens: Most tokens that were asked for; None where unknown.
+        follows: Index of the earlier step of the trajectory whose conversation this one goes on with; None where it
+            begins a conversation. (`Delta.parent` is about tokens: it may be another step.)
         weights_versions: Spans (version, start, end) over the response tokens.
         routed_experts: int16 array [P + R, layers, k] of expert indices, -1 where absent; None without routing.
         metrics: Numbers about the turn (times in seconds, token counts).
@@ -73,6 +77,9 @@ class Step:
     message: Mapping[str, Any] | None = None
     rendering: str = ""
     sampling: Sampling | None = None
+    stop: Sequence[str] = ()
+    max_tokens: int | None = None
+    follows: int | None = None
     weights_versions: Sequence[WeightsSpan] = ()
     routed_experts: NDArray[np.int16] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -201,7 +201,7 @@ class _Rollout:
         engine = self.engine if self.expert is None else self._scripted(env, task, lambda: episode)
         assert engine is not None
         session = Session(
-            engine,
+            engine.for_episode(),
             self.renderer,
             sampling=self.sampling,
             limits=self.config.session_limits,
@@ -283,7 +283,7 @@ async def rollout_stream(
         seed=seed,
         store=store,
         expert=expert,
-        provenance={**_provenance(engine, renderer), **(provenance or {})},
+        provenance={**_provenance(engine, renderer, config or RolloutConfig()), **(provenance or {})},
         tally=tally if tally is not None else Tally(),
     )
     await run.check()
@@ -396,8 +396,13 @@ def _stored(
     return finished, tried
 
 
-def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None) -> dict[str, Any]:
+def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None, config: RolloutConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"python": platform.python_version()}
+    found["limits"] = {
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "max_response_tokens": config.max_response_tokens,
+        "context_length": engine.context_length if engine is not None else None,
+    }
     for package in ("stepgym", "transformers", "torch"):
         try:
             found[package] = version(package)

@@ -214,6 +214,9 @@ class Session:
                 message=message,
                 rendering="agent_rewrote_history" if self._rewrote(messages, conversation) else prompt.rendering,
                 sampling=_sampled_by(self.sampling, engine.logprobs_kind),
+                stop=tuple(stop),
+                max_tokens=budget,
+                follows=conversation.step if conversation else None,
                 weights_versions=tuple(completion.weights_versions),
                 routed_experts=completion.routed_experts,
                 metrics={
@@ -288,6 +291,9 @@ class Session:
                 new_messages=_news(messages, conversation),
                 message=message,
                 sampling=_sampled_by(self.sampling, "unknown"),
+                stop=tuple(stop),
+                max_tokens=limit,
+                follows=conversation.step if conversation else None,
                 metrics={
                     "engine_s": time.perf_counter() - asked,
                     "prompt_tokens": float(completion.prompt_tokens),

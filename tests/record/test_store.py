@@ -360,7 +360,7 @@ def test_a_shard_cut_short_is_named(tmp_path):
 
 def test_tables_of_others_and_of_other_versions_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "foreign.parquet")
-    with pytest.raises(UserError, match=r"foreign\.parquet: not a trajectory shard of version 1 \(its version: none\)"):
+    with pytest.raises(UserError, match=r"foreign\.parquet: not a trajectory shard of version 2 \(its version: none\)"):
         TrajectoryStore(tmp_path)
     later = to_table([trajectory()]).replace_schema_metadata({b"stepgym.store_version": b"2"})
     pq.write_table(later, tmp_path / "foreign.parquet")

@@ -78,6 +78,10 @@ class Engine(ABC):
     async def close(self) -> None:
         """Give everything back. Safe to call twice."""
 
+    def for_episode(self) -> Engine:
+        """The engine as one episode uses it. One that balances several servers keeps the episode on one of them."""
+        return self
+
     @abstractmethod
     async def generate(
         self,
@@ -113,6 +117,10 @@ class ChatEngine(ABC):
 
     async def close(self) -> None:
         """Give everything back. Safe to call twice."""
+
+    def for_episode(self) -> ChatEngine:
+        """The engine as one episode uses it."""
+        return self
 
     @abstractmethod
     async def chat(
