@@ -362,7 +362,7 @@ def test_tables_of_others_and_of_other_versions_are_refused(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "foreign.parquet")
     with pytest.raises(UserError, match=r"foreign\.parquet: not a trajectory shard of version 2 \(its version: none\)"):
         TrajectoryStore(tmp_path)
-    later = to_table([trajectory()]).replace_schema_metadata({b"stepgym.store_version": b"2"})
+    later = to_table([trajectory()]).replace_schema_metadata({b"stepgym.store_version": b"3"})
     pq.write_table(later, tmp_path / "foreign.parquet")
     with pytest.raises(UserError, match="its version: 2"):
         TrajectoryStore(tmp_path)
