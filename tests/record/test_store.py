@@ -364,7 +364,7 @@ def test_tables_of_others_and_of_other_versions_are_refused(tmp_path):
         TrajectoryStore(tmp_path)
     later = to_table([trajectory()]).replace_schema_metadata({b"stepgym.store_version": b"3"})
     pq.write_table(later, tmp_path / "foreign.parquet")
-    with pytest.raises(UserError, match="its version: 2"):
+    with pytest.raises(UserError, match="its version: 3"):
         TrajectoryStore(tmp_path)
 
 
