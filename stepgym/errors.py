@@ -41,6 +41,10 @@ class ContextOverflow(StepgymError):
     """The prompt, or the prompt and its response, do not fit the context. The fault of the budget, not of the agent."""
 
 
+class EpisodeTimeout(StepgymError):
+    """The episode ran out of its time. The fault of the budget, not of the agent."""
+
+
 class EngineError(StepgymError):
     """The model could not be reached or answered with garbage: infrastructure, never reward."""
 

@@ -22,12 +22,17 @@ from stepgym.errors import (
     EngineTimeout,
     EnvError,
     EnvTimeout,
+    EpisodeTimeout,
     StepgymError,
     UnscorableTask,
 )
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import StepStatus
 from stepgym.run.session import Session
+
+ENV_TURN = "env_turn"
+"""In a step's metrics: its message was the environment's action number so many, counted from 1. Absent from turns that
+the environment was never given (side conversations, a turn that was cut off by the context's end)."""
 
 
 class RunsEpisodes(Protocol):
@@ -112,13 +117,17 @@ class Episode:
         if self.done:
             raise RuntimeError("the episode is over; check `episode.done`")
         index = self.session.step_index(message)
-        observation, reward, terminated, truncated, info = await self._call(
-            self._bare.astep(message) if self._bare is not None else threads.run(self.env.step, message)
-        )
-        reward = float(reward)
-        if not math.isfinite(reward):  # a bare environment has been checked already, a wrapper has not
-            self._failure = EnvError(f"the environment's reward is {reward}")
-            raise self._failure
+        try:
+            observation, reward, terminated, truncated, info = await self._call(
+                self._bare.astep(message) if self._bare is not None else threads.run(self.env.step, message)
+            )
+            reward = float(reward)
+            if not math.isfinite(reward):  # a bare environment has been checked already, a wrapper has not
+                self._failure = EnvError(f"the environment's reward is {reward}")
+                raise self._failure
+        except BaseException:  # the environment was given the action, though it never answered
+            self._mark(index, message)
+            raise
         self._turns += 1
         self._reward += reward
         parts = {str(name): float(value) for name, value in (info.get("reward_parts") or {}).items()}
@@ -129,6 +138,10 @@ class Episode:
             numbers["action_error"] = 1.0
         if index is not None:
             status: StepStatus | None = info.get("action_status")
+            if self.session.steps[index].message == message:
+                numbers[ENV_TURN] = float(self._turns)
+            else:
+                self._mark(index, message, turn=self._turns)
             self.session.amend_step(index, reward=reward, reward_parts=parts, metrics=numbers, status=status)
         self.messages.append(message)
         self.messages.extend(observation)
@@ -163,6 +176,16 @@ class Episode:
         return result
 
     # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _mark(self, index: int | None, message: Message, *, turn: int | None = None) -> None:
+        """Note in the record which step said the action that the environment was given; none may have said it."""
+        if index is None:
+            return
+        # The conversation may have gone on since the model said this (an agent that thinks again before it acts).
+        for said in range(index, -1, -1):
+            if self.session.steps[said].message == message:
+                self.session.amend_step(said, metrics={ENV_TURN: float(turn or self._turns + 1)})
+                return
 
     async def _reset(self, seed: int) -> None:
         options = {"task": self.task}
@@ -257,6 +280,7 @@ def outcome_of(error: BaseException) -> Outcome:
     """The outcome that an exception stands for; what nobody classified is the agent code's."""
     kinds: tuple[tuple[type[BaseException], Outcome], ...] = (
         (ContextOverflow, Outcome.CONTEXT_OVERFLOW),
+        (EpisodeTimeout, Outcome.EPISODE_TIMEOUT),
         (EngineTimeout, Outcome.ENGINE_TIMEOUT),
         (EngineError, Outcome.ENGINE_ERROR),
         (EnvTimeout, Outcome.ENV_TIMEOUT),

@@ -283,7 +283,11 @@ async def rollout_stream(
         seed=seed,
         store=store,
         expert=expert,
-        provenance={**_provenance(engine, renderer, config or RolloutConfig()), **(provenance or {})},
+        provenance={
+            **_provenance(engine, renderer, config or RolloutConfig()),
+            "agent": _class_name(agent or ChatAgent()),
+            **(provenance or {}),
+        },
         tally=tally if tally is not None else Tally(),
     )
     await run.check()
@@ -394,6 +398,10 @@ def _stored(
         if known in final:
             finished[key] = known
     return finished, tried
+
+
+def _class_name(thing: object) -> str:
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
 def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None, config: RolloutConfig) -> dict[str, Any]:
