@@ -16,6 +16,7 @@ ENGINES: Registry[type[Engine] | type[ChatEngine]] = Registry(
         "openai": "stepgym.model.engines.openai:OpenAIEngine",
         "scripted": "stepgym.model.engines.scripted:ScriptedEngine",
         "transformers": "stepgym.model.engines.transformers:TransformersEngine",
+        "vllm": "stepgym.model.engines.vllm.engine:VLLMEngine",
     },
     group="stepgym.engines",
 )

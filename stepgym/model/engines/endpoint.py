@@ -9,7 +9,7 @@ import os
 import random
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from stepgym.errors import ContextOverflow, EngineError, EngineTimeout, StepgymError, UserError
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 LONGEST_WAIT = 30.0
+RAW_RESPONSE_HEADER = "X-Stainless-Raw-Response"  # what the client's own `with_raw_response` sends
 TOO_LONG = re.compile(
     r"context.{0,3}length|context.{0,3}window|max_model_len|maximum (model|input) length|(prompt|input).{0,40}too long",
     re.IGNORECASE,
@@ -62,16 +63,17 @@ class Endpoint:
                     f"engine: {name} must be {'0 or more' if name == 'retries' else 'above 0'}, not {value}"
                 )
         self.base_url = base_url.rstrip("/")
+        self._root = re.sub(r"/v1$", "", self.base_url)
         self._api_key = api_key
         self._timeout = request_timeout
         self._max_connections = max_connections
         self._retries = retries
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, asyncio.Semaphore]] = WeakKeyDictionary()
 
-    async def post(self, route: Literal["completions", "chat/completions"], body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST a JSON body; returns the JSON object of the answer.
 
-        Raises `ContextOverflow` when the server finds the prompt too long, `EngineTimeout`, or `EngineError`.
+        `route` is relative to `base_url`, or to the server's root where it begins with a slash. Raises `ContextOverflow` when the server finds the prompt too long, `EngineTimeout`, or `EngineError`.
         """
         return await self._request(route, dict(body))
 
@@ -146,13 +148,8 @@ class Endpoint:
         if route == "models":
             raw: Any = await client.models.with_raw_response.list()
         else:
-            rest = {key: value for key, value in body.items() if key not in ("model", "prompt", "messages")}
-            if route == "completions":
-                send: Any = client.completions.with_raw_response.create
-                raw = await send(model=body["model"], prompt=body["prompt"], extra_body=rest)
-            else:
-                send = client.chat.completions.with_raw_response.create
-                raw = await send(model=body["model"], messages=body["messages"], extra_body=rest)
+            url = self._root + route if route.startswith("/") else f"/{route}"
+            raw = await client.post(url, cast_to=object, body=body, options={"headers": {RAW_RESPONSE_HEADER: "raw"}})
         return raw.http_response
 
     def _line(self) -> tuple[Any, asyncio.Semaphore]:

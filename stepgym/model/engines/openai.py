@@ -114,10 +114,37 @@ class OpenAIEngine(Engine):
         seed: int | None = None,
     ) -> Completion:
         """Continue a prompt; see `Engine.generate`."""
+        return await self.generate_as(
+            prompt_ids,
+            sampling,
+            model=self.model,
+            version=self.weights_version,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            seed=seed,
+        )
+
+    async def generate_as(
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        model: str,
+        version: str,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        seed: int | None = None,
+        salt: str = "",
+    ) -> Completion:
+        """`generate`, from the model of that name (an adapter's, say), whose weights have that version.
+
+        Where a `salt` is given, the server shares cached prefixes only among requests with the same one.
+        """
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        version = self.weights_version
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": model,
             "prompt": prompt.tolist(),
             "max_tokens": max_tokens,
             "n": 1,
@@ -140,6 +167,8 @@ class OpenAIEngine(Engine):
             body["stop_token_ids"] = list(stop_token_ids)
         if seed is not None:
             body["seed"] = seed
+        if salt:
+            body["cache_salt"] = salt
         asked = time.perf_counter()
         answer = await self._endpoint.post("completions", body)
         return self._read(answer, prompt, max_tokens, version, time.perf_counter() - asked)

