@@ -22,9 +22,11 @@ VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
     "command",
     {
         "check-env": "stepgym.cli.check_env:check_env",
+        "engines": "stepgym.cli.engines:engines",
         "eval": "stepgym.cli.eval:eval",
         "list": "stepgym.cli.list:list_entries",
         "new-env": "stepgym.cli.new_env:new_env",
+        "replay": "stepgym.cli.replay:replay",
         "rollout": "stepgym.cli.rollout:rollout",
         "train": "stepgym.cli.train:train",
     },
@@ -32,9 +34,11 @@ VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
 )
 _HELP = {
     "check-env": "Check that an environment keeps its promises.",
+    "engines": "Install, list or remove vLLM.",
     "eval": "Measure a model in an environment, or compare two measurements.",
     "list": "List environments, agents, engines or algorithms with their fields.",
     "new-env": "Write the package of a new environment.",
+    "replay": "Play a run's recorded actions again and report what differs.",
     "rollout": "Play the tasks of a recipe and record the trajectories.",
     "train": "Train a model by a recipe.",
 }
