@@ -1,9 +1,10 @@
 """Checkpoints: written whole or not at all, and read back to the bit-identical next update.
 
 A checkpoint is a folder `update-00000120/` (`update-00000120.1/` where one of that update was there before). `model/`
-is in the format of `transformers` (safetensors, with the tokenizer), so that it can be served as it is; `learner.pt`
-holds the optimizer and the random generators and is read with `torch.load(weights_only=True)` only; `state.json` holds
-the counters, the score and what the caller keeps.
+is in the format of `transformers` (safetensors, with the tokenizer), so that it can be served as it is. Under LoRA the
+adapter is merged into it, and stands by itself in `adapter/`, in the format of PEFT. `learner.pt` holds the optimizer
+and the random generators and is read with `torch.load(weights_only=True)` only; `state.json` holds the counters, the
+score and what the caller keeps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ import torch
 
 from stepgym.errors import UserError
 from stepgym.train.learner import Learner
-from stepgym.train.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +54,11 @@ class Checkpoint:
     def model_path(self) -> Path:
         """The folder that `transformers` or a server loads."""
         return self.path / "model"
+
+    @property
+    def adapter_path(self) -> Path:
+        """The folder of the adapter, in the format of PEFT; only there under LoRA."""
+        return self.path / "adapter"
 
 
 class CheckpointStore:
@@ -116,15 +120,16 @@ class CheckpointStore:
         self.path.mkdir(parents=True, exist_ok=True)
         self._sweep()
         reference = learner.reference
-        if reference is not None and not (self.path / "reference").exists():
-            with _no_progress_bars():
-                self._write("reference", lambda folder: reference.model.save_pretrained(folder))
+        # Under LoRA the reference is the model as it was loaded: nothing that would have to be kept.
+        if reference is not None and reference.adapter is None and not (self.path / "reference").exists():
+            self._write("reference", reference.save)
         state = {"format": _FORMAT, "update": learner.updates, "score": score, "extra": dict(extra or {})}
         text = json.dumps(state, indent=2, allow_nan=False)
 
         def fill(folder: Path) -> None:
-            with _no_progress_bars():
-                learner.policy.model.save_pretrained(folder / "model")
+            learner.policy.save(folder / "model")
+            if learner.policy.adapter is not None:
+                learner.policy.adapter.save(folder / "adapter")
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder / "model")
             torch.save({"learner": learner.state_dict(), "random": random_state()}, folder / "learner.pt")
@@ -155,9 +160,12 @@ class CheckpointStore:
             refused = type(error).__name__ == "UnpicklingError"
             reason = "it holds more than tensors and plain values" if refused else _first_line(error)
             raise UserError(f"checkpoint {checkpoint.path}: learner.pt cannot be read: {reason}") from error
-        load_weights(learner.policy, checkpoint.model_path)
-        if learner.reference is not None and (self.path / "reference").exists():
-            load_weights(learner.reference, self.path / "reference")
+        if learner.policy.adapter is not None:
+            learner.policy.adapter.load(checkpoint.adapter_path)
+        else:
+            learner.policy.load_weights(checkpoint.model_path)
+            if learner.reference is not None and (self.path / "reference").exists():
+                learner.reference.load_weights(self.path / "reference")
         try:
             learner.load_state_dict(state["learner"])
         except (KeyError, ValueError, RuntimeError) as error:
@@ -206,19 +214,6 @@ class CheckpointStore:
                 shutil.rmtree(entry)
 
 
-def load_weights(policy: Policy, path: Path) -> None:
-    """Copy the weights of a saved model into a policy, in place. Raises `UserError` when they do not fit."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        # Through from_pretrained, because the names on disk are not those in memory for every architecture.
-        with _no_progress_bars():
-            saved = AutoModelForCausalLM.from_pretrained(str(path), dtype=policy.model.dtype)
-        policy.model.load_state_dict(saved.state_dict())
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"checkpoint {path}: its weights do not fit the model: {_first_line(error)}") from error
-
-
 def random_state() -> dict[str, Any]:
     """State of the global random generators of torch, numpy and Python, as tensors and plain values."""
     numpy_state: Any = np.random.get_state(legacy=True)
@@ -241,21 +236,6 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), position, has_gauss, gauss))
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing on stderr, which is the caller's."""
-    from transformers.utils import logging as transformers_logging
-
-    bars: Any = transformers_logging  # its functions carry no types
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 def _flush(path: Path) -> None:

@@ -96,8 +96,8 @@ class Learner:
     Args:
         policy: The model that is trained, in place.
         config: The algorithm and its settings.
-        reference: The frozen policy of the KL term; a copy of `policy` as it is now where none is given. Not kept
-            without a KL term.
+        reference: The frozen policy of the KL term; where none is given, a copy of `policy` as it is now, or with an
+            adapter the model without it. Not kept without a KL term.
 
     Attributes:
         updates: Updates made so far.
@@ -288,7 +288,7 @@ class Learner:
         """Compute pi_old and the reference while the weights have not moved yet."""
         for mini in mini_batches:
             count = len(mini.batch.tokens)
-            if self.config.old_logprobs_needed:
+            if self.config.old_logprobs_needed or self.policy.noisy:
                 mini.old_logprob = self.policy.logprobs(mini.micro_batches, count)
             if self.reference is not None:
                 mini.reference_logprob = self.reference.logprobs(mini.micro_batches, count)
