@@ -80,8 +80,8 @@ def value_diff(recorded: Any, replayed: Any) -> str:
     end = _shared(one[start:][::-1], other[start:][::-1])
     # A change inside a number or a word is read more easily with the whole of it.
     for _ in range(_CONTEXT):
-        start -= bool(start and one[start - 1].isalnum())
-        end -= bool(end and one[len(one) - end].isalnum())
+        start -= bool(start and _inside(one[start - 1]))
+        end -= bool(end and _inside(one[len(one) - end]))
     left, right = one[:start], one[len(one) - end :] if end else ""
     old, new = one[start : len(one) - end], other[start : len(other) - end]
     line = f"{_tail(left)}[-{_cut(old)}-]{{+{_cut(new)}+}}{_head(right)}"
@@ -94,6 +94,11 @@ def _shared(one: str, other: str) -> int:
     """Number of leading characters that two texts share."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _inside(character: str) -> bool:
+    """Whether it stands inside a word or a number."""
+    return character.isalnum() or character in "._"
 
 
 def _text(value: Any) -> str:

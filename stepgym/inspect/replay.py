@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pyarrow.dataset as pads
+
 from stepgym.env.registry import env_class
 from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import UserError
@@ -23,10 +25,10 @@ from stepgym.inspect.difference import Difference
 from stepgym.inspect.recorded_run import RecordedRun
 from stepgym.inspect.replayed_episode import ReplayedEpisode, replay_episode
 from stepgym.plugins import import_target, unknown
-from stepgym.record.json_text import dump_json
+from stepgym.record.json_text import dump_json, dump_text, load_text
 from stepgym.record.outcome import Outcome
 from stepgym.record.store import TrajectoryStore
-from stepgym.record.trajectory import Trajectory
+from stepgym.record.trajectory import Trajectory, TrajectoryId
 from stepgym.run.env_source import EnvSource
 from stepgym.run.episode import EpisodeLimits
 from stepgym.run.rollouts import EnvLike
@@ -114,7 +116,7 @@ async def replay_async(
     Args:
         path: A run's folder, or a folder of trajectories.
         phase, outcome, task: Only these; each a name or several.
-        limit: At most so many trajectories, in the order they were stored.
+        limit: At most so many trajectories, in the order of their ids.
         attempts: Also attempts that failed (played up to their failure) or were repeated.
         concurrency: Episodes at once.
         limits: Time limits; None takes those of the run's config, else the defaults of `EpisodeLimits`.
@@ -129,7 +131,6 @@ async def replay_async(
     started = time.perf_counter()
     with run.store() as store:
         selection = _Selection(store, _filters(phase, outcome, task), limit, attempts)
-        selection.check(run)
         replayed = await _play(selection, _Sources(env), limits or recorded_limits(run), concurrency, on_episode)
     replayed.sort(key=lambda item: selection.order[item.trajectory])
     problems: dict[str, dict[str, str]] = {"not_replayable": {}, "no_environment": {}, "failed": {}}
@@ -153,10 +154,8 @@ async def replay_async(
 def count_replayable(path: str | os.PathLike[str], *, attempts: bool = False, **filters: Any) -> int:
     """How many trajectories `replay` would play with these filters; reads no steps. Raises as `replay_async`."""
     limit = filters.pop("limit", None)
-    run = RecordedRun.of(path)
-    with run.store() as store:
-        count = _Selection(store, _filters(**filters), None, attempts).count()
-    return count if limit is None else min(count, limit)
+    with RecordedRun.of(path).store() as store:
+        return len(_Selection(store, _filters(**filters), limit, attempts).order)
 
 
 def _filters(phase: Wanted = None, outcome: Wanted = None, task: Wanted = None) -> dict[str, Any]:
@@ -179,7 +178,12 @@ def recorded_limits(run: RecordedRun) -> EpisodeLimits:
 
 @dataclass(eq=False)
 class _Selection:
-    """The trajectories to play, read one by one so that memory stays bounded."""
+    """The trajectories to play, by id; read one by one so that memory stays bounded.
+
+    Attributes:
+        order: Id as text to its place among those that are played.
+        skipped: How many are left out because they failed or were repeated, by outcome.
+    """
 
     store: TrajectoryStore
     filters: Mapping[str, Any]
@@ -188,35 +192,29 @@ class _Selection:
     skipped: Counter[str] = field(default_factory=Counter)
     order: dict[str, int] = field(default_factory=dict)
 
-    def check(self, run: RecordedRun) -> None:
-        """Raise `UserError` where nothing fits."""
-        if len(self.store.table(["id"], **self.filters)):
-            return
+    def __post_init__(self) -> None:
+        wanted = []
+        for row in self.store.table(["id", "outcome", "final"], **self.filters).to_pylist():
+            if self.attempts or (row["final"] and Outcome(row["outcome"]).scored):
+                wanted.append(TrajectoryId.parse(load_text(row["id"])))
+            else:
+                self.skipped[row["outcome"]] += 1
+        self.order = {str(key): place for place, key in enumerate(sorted(wanted)[: self.limit])}
+        if not self.order and not self.skipped:
+            raise UserError(f"{self.store.path}: {self._what_there_is()}")
+
+    def _what_there_is(self) -> str:
         if not len(self.store):
-            raise UserError(f"{run.path}: the run has no trajectories yet")
+            return "the run has no trajectories yet"
         table = self.store.table(["phase", "outcome"])
-        phases = ", ".join(sorted(set(table.column("phase").to_pylist())))
-        outcomes = ", ".join(sorted(set(table.column("outcome").to_pylist())))
-        raise UserError(f"{run.path}: no trajectory fits; phases here: {phases}; outcomes: {outcomes}")
-
-    def count(self) -> int:
-        """How many there are, without the limit."""
-        table = self.store.table(["outcome", "final"], **self.filters)
-        rows = zip(table.column("outcome").to_pylist(), table.column("final").to_pylist(), strict=True)
-        return sum(self._wanted(Outcome(outcome), final) for outcome, final in rows)
-
-    def _wanted(self, outcome: Outcome, final: bool) -> bool:
-        return self.attempts or (final and outcome.scored)
+        phases, outcomes = (", ".join(sorted(set(table.column(name).to_pylist()))) for name in ("phase", "outcome"))
+        return f"no trajectory fits; phases here: {phases}; outcomes: {outcomes}"
 
     def __iter__(self) -> Iterator[Trajectory]:
-        for trajectory in self.store.read(**self.filters):
-            if self.limit is not None and len(self.order) >= self.limit:
-                return
-            if self._wanted(trajectory.outcome, trajectory.final):
-                self.order[str(trajectory.id)] = len(self.order)
+        few = pads.field("id").isin([dump_text(name) for name in self.order]) if self.limit is not None else None
+        for trajectory in self.store.read(where=few, **self.filters):
+            if str(trajectory.id) in self.order:
                 yield trajectory
-            else:
-                self.skipped[str(trajectory.outcome)] += 1
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -138,7 +139,7 @@ class Episode:
             numbers["action_error"] = 1.0
         if index is not None:
             status: StepStatus | None = info.get("action_status")
-            if self.session.steps[index].message == message:
+            if self.session.steps[index].message is message:
                 numbers[ENV_TURN] = float(self._turns)
             else:
                 self._mark(index, message, turn=self._turns)
@@ -182,10 +183,12 @@ class Episode:
         if index is None:
             return
         # The conversation may have gone on since the model said this (an agent that thinks again before it acts).
-        for said in range(index, -1, -1):
-            if self.session.steps[said].message == message:
-                self.session.amend_step(said, metrics={ENV_TURN: float(turn or self._turns + 1)})
-                return
+        steps = self.session.steps
+        for same in (operator.is_, operator.eq):
+            for said in range(index, -1, -1):
+                if same(steps[said].message, message):
+                    self.session.amend_step(said, metrics={ENV_TURN: float(turn or self._turns + 1)})
+                    return
 
     async def _reset(self, seed: int) -> None:
         options = {"task": self.task}
