@@ -73,7 +73,8 @@ class Endpoint:
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST a JSON body; returns the JSON object of the answer.
 
-        `route` is relative to `base_url`, or to the server's root where it begins with a slash. Raises `ContextOverflow` when the server finds the prompt too long, `EngineTimeout`, or `EngineError`.
+        `route` is relative to `base_url`, or to the server's root where it begins with a slash. Raises
+        `ContextOverflow` when the server finds the prompt too long, `EngineTimeout`, or `EngineError`.
         """
         return await self._request(route, dict(body))
 

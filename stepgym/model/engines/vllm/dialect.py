@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepgym.model.engines.vllm.options import ServerOptions
+    from stepgym.record.step import Sampling
 
 VERSIONS = ("0.32.0",)
 """Versions that the tests were green with; the first is what `stepgym engines install` takes."""
@@ -27,56 +31,6 @@ LOWEST_LOGPROB = -9999.0
 
 
 # ---- starting a server ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """What one server is started with.
-
-    Attributes:
-        python: Interpreter of the environment that has vLLM.
-        cpu: Whether that is the build for the CPU.
-        model: Folder or hub name of the model.
-        tokenizer: Folder or hub name of its tokenizer.
-        name: Name under which it serves the model.
-        port: TCP port on 127.0.0.1.
-        dtype: Type of weights and activations.
-        context_length: Most tokens, prompt and response together; None: what the model's config says.
-        tensor_parallel, data_parallel: Numbers of ranks.
-        max_sequences: Requests that are computed at once.
-        gpu_memory_utilization: Share of the GPU's memory; None leaves it to vLLM.
-        cpu_cache_gb: GiB of memory for keys and values, on the CPU.
-        prefix_caching: Whether keys and values of equal beginnings are kept.
-        transfer: How weights arrive: `file`, `nccl` or `ipc`.
-        lora_rank: Highest rank of an adapter; 0 without adapters.
-        sleep: Whether the server can be put to sleep.
-        share_cores: Whether other servers run on the same CPU cores.
-        extra_args: Further arguments.
-        environment: Further environment variables.
-        plugin_folder: Folder with this file under the name `MODULE`, for the server's import path.
-    """
-
-    python: str
-    cpu: bool
-    model: str
-    tokenizer: str
-    name: str
-    port: int
-    plugin_folder: str
-    dtype: str = "auto"
-    context_length: int | None = None
-    tensor_parallel: int = 1
-    data_parallel: int = 1
-    max_sequences: int = 256
-    gpu_memory_utilization: float | None = None
-    cpu_cache_gb: float = 1.0
-    prefix_caching: bool = True
-    transfer: str = "file"
-    lora_rank: int = 0
-    sleep: bool = False
-    share_cores: bool = False
-    extra_args: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def command(options: ServerOptions) -> list[str]:
@@ -152,7 +106,7 @@ COMPLETIONS = "completions"
 def generate_body(
     model: str,
     prompt_ids: list[int],
-    sampling: Any,
+    sampling: Sampling,
     *,
     max_tokens: int,
     stop: Sequence[str],
@@ -160,7 +114,7 @@ def generate_body(
     seed: int | None,
     salt: str,
 ) -> dict[str, Any]:
-    """The body of a request to `GENERATE`. `sampling` is a `stepgym.record.step.Sampling`.
+    """The body of a request to `GENERATE`.
 
     Prefixes are only shared by requests of one `salt`, so keys and values of older weights are never used again.
     """
@@ -291,7 +245,7 @@ class TrainerTransfer:
 
     Args:
         kind: `nccl`, or `ipc` where trainer and server share the GPU.
-        weights: The weights to send.
+        stream: The first weights to send; later ones have the same names, shapes and types.
         urls: Addresses of the servers.
         world_sizes: Number of workers of each server, in order.
         address, port: Where the ranks of an NCCL group meet.
@@ -302,7 +256,7 @@ class TrainerTransfer:
     def __init__(
         self,
         kind: str,
-        weights: WeightStream,
+        stream: WeightStream,
         urls: Sequence[str],
         world_sizes: Sequence[int],
         *,
@@ -314,12 +268,15 @@ class TrainerTransfer:
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
+        self.stream = stream
+        transfer = self
+
         class Source(WeightSource):  # type: ignore[misc]  # vLLM is not there when types are checked
             def metadata(self) -> list[Any]:
-                return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()]
+                return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in transfer.stream()]
 
             def __iter__(self) -> Iterator[tuple[str, Any]]:
-                for name, tensor in weights():
+                for name, tensor in transfer.stream():
                     full = getattr(tensor, "full_tensor", None)  # a shard of FSDP is gathered
                     yield name, full() if callable(full) else tensor
 
@@ -332,8 +289,9 @@ class TrainerTransfer:
         client = _AllServers(urls, world_sizes)
         self._engine: Any = WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source())
 
-    def send(self) -> None:
+    def send(self, stream: WeightStream) -> None:
         """Send all weights to all servers. Collective: returns when every server has them."""
+        self.stream = stream
         self._engine.send_weights()
 
     def close(self) -> None:

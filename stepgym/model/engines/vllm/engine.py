@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib.util
-import io
 import logging
 import shutil
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepgym.env.worker import threads
 from stepgym.errors import ContextOverflow, EngineError, EngineTimeout, UserError
 from stepgym.model.engines.base import Completion, Engine
-from stepgym.model.engines.openai import FINISH_REASONS, load_tokenizer
+from stepgym.model.engines.openai import load_tokenizer
 from stepgym.model.engines.vllm import dialect
-from stepgym.model.engines.vllm.dialect import Call, ServerOptions, TrainerTransfer, WeightStream
+from stepgym.model.engines.vllm.dialect import WeightStream
 from stepgym.model.engines.vllm.installation import Kind, find_installation
-from stepgym.model.engines.vllm.member import Member
+from stepgym.model.engines.vllm.member import MODEL_NAME, Member
+from stepgym.model.engines.vllm.options import ServerOptions
 from stepgym.model.engines.vllm.server import VLLMServer, check_port_free, free_ports
-from stepgym.record.step import Ids, Sampling, WeightsSpan
+from stepgym.model.engines.vllm.weights import Weights
+from stepgym.record.step import Ids, Sampling
 
 logger = logging.getLogger(__name__)
-
-INITIAL = "initial"
-"""Version of the weights that the servers were started with."""
 
 
 class VLLMEngine(Engine):
@@ -53,7 +47,7 @@ class VLLMEngine(Engine):
         dtype: Type of weights and activations: `auto`, `float32`, `bfloat16`, `float16`.
         context_length: Most tokens, prompt and response together; None: what the model's config says.
         tensor_parallel, data_parallel: Ranks of each server.
-        devices: The GPUs of each server, as in `["0,1", "2,3"]`; None: the first server takes the first ones, and so on.
+        devices: The GPUs of each server, as in `["0,1", "2,3"]`; None: each takes the next ones.
         gpu_memory_utilization: Share of a GPU's memory that a server takes; None leaves it to vLLM.
         cpu_cache_gb: On the CPU, GiB for keys and values.
         max_connections: Requests under way at once, per server.
@@ -77,8 +71,7 @@ class VLLMEngine(Engine):
 
     Attributes:
         on_progress: Called with a line about how far the start of a server has come, from a thread.
-        weights_version: Name of the weights that the servers have.
-        export: For `nccl` and `ipc`: writes the current weights to a model folder, for a server that is started again.
+        weights: The weights that the servers have; see `stepgym.model.engines.vllm.weights`.
     """
 
     kind: ClassVar[str] = "vllm"
@@ -131,11 +124,8 @@ class VLLMEngine(Engine):
         self.context_length = context_length
         self.transfer = transfer
         self.sync_path = sync_path
-        self.sleep_level = sleep_level
         self.lora_rank = lora_rank
-        self.weights_version = INITIAL
         self.on_progress: Callable[[str], None] | None = None
-        self.export: Callable[[], Path] | None = None
         self._tokenizer_name = tokenizer or model
         self._tokenizer: Any = None
         self._install: Literal["auto"] | Kind = install
@@ -171,10 +161,9 @@ class VLLMEngine(Engine):
         self._log_folder = log_folder
         self._temporary: Path | None = None
         self._members: list[Member] = []
-        self._adapter: Path | None = None
-        self._trainer: TrainerTransfer | None = None
-        self._asleep: Literal["", "all", "cache"] = ""
-        self._updating = False
+        self.weights = Weights(
+            self._members, transfer=transfer, sleep_level=sleep_level, workers=tensor_parallel * data_parallel
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -182,6 +171,11 @@ class VLLMEngine(Engine):
         if self._tokenizer is None:
             raise EngineError("the engine is not open: await engine.open() first")
         return self._tokenizer
+
+    @property
+    def weights_version(self) -> str:
+        """Name of the weights that the servers have."""
+        return self.weights.version
 
     @property
     def servers(self) -> list[VLLMServer]:
@@ -222,11 +216,11 @@ class VLLMEngine(Engine):
                 restarts=self._restarts,
                 start_timeout=self._start_timeout,
                 on_progress=self._tell,
-                before_restart=self._before_restart,
-                after_restart=self._after_restart,
+                before_restart=self.weights.before_restart,
+                after_restart=self.weights.hand_over,
             )
             server.start()
-            self._members.append(Member(server, MODEL_NAME, **self._line))
+            self._members.append(Member(server, **self._line))
 
     async def open(self) -> None:
         """Start the servers, load the tokenizer, and wait until every server answers.
@@ -249,11 +243,10 @@ class VLLMEngine(Engine):
 
     async def close(self) -> None:
         """End the servers and everything that they started; remove temporary files."""
-        members, self._members = self._members, []
+        members = list(self._members)
+        self._members.clear()
         self._tokenizer = None
-        if self._trainer is not None:
-            self._trainer.close()
-            self._trainer = None
+        self.weights.close()
         await asyncio.gather(*(member.close() for member in members))
         await asyncio.gather(*(threads.run(member.server.close) for member in members))
         if self._temporary is not None:
@@ -291,12 +284,11 @@ class VLLMEngine(Engine):
         """One response from one server; asked again where the server died and was started again."""
         tries = 0
         while True:
-            await self._awake()
+            await self.weights.usable()
             await member.server.ready()
             starts = member.server.starts
             try:
-                async with member.request():
-                    return await self._ask_once(member, prompt_ids, sampling, options)
+                return await member.ask(prompt_ids, sampling, self.weights.name, **options)
             except (EngineTimeout, ContextOverflow):
                 raise
             except EngineError:
@@ -305,169 +297,39 @@ class VLLMEngine(Engine):
                     raise
                 logger.info("%s died; its request is sent again", member.server.url)
 
-    async def _ask_once(
-        self, member: Member, prompt_ids: Ids, sampling: Sampling, options: dict[str, Any]
-    ) -> Completion:
-        prompt = np.asarray(prompt_ids, dtype=np.int32)
-        version = self.weights_version
-        model = _adapter_name(version) if self._adapter is not None else MODEL_NAME
-        asked = time.perf_counter()
-        if self._api == "completions":
-            return await member.complete(prompt, sampling, model=model, version=version, **options)
-        body = dialect.generate_body(model, prompt.tolist(), sampling, salt=version, **options)
-        answer = await member.endpoint.post(dialect.GENERATE, body)
-        where = member.server.url + dialect.GENERATE
-        try:
-            said = dialect.read_generated(answer)
-        except ValueError as error:
-            raise EngineError(f"{where} {error}") from None
-        if said.finish_reason not in FINISH_REASONS:
-            raise EngineError(f"{where} finished for an unknown reason: {said.finish_reason!r}")
-        if len(said.ids) > options["max_tokens"]:
-            raise EngineError(f"{where} gave {len(said.ids)} tokens where {options['max_tokens']} were asked for")
-        if not said.ids and said.finish_reason != "stop":
-            raise EngineError(f"{where} gave an empty response ({said.finish_reason})")
-        # An adapter's version is its name; the server only knows the version of what lies under it.
-        spans: list[WeightsSpan] = [(version, 0, len(said.ids))] if self._adapter is not None else said.versions
-        return Completion(
-            response_ids=np.array(said.ids, dtype=np.int32),
-            logprobs=np.array(said.logprobs, dtype=np.float32),
-            finish_reason=said.finish_reason,
-            weights_versions=spans,
-            routed_experts=_experts(said.routed_experts, len(prompt) + len(said.ids)),
-            metrics={"request_s": time.perf_counter() - asked},
-        )
-
     # ---- new weights --------------------------------------------------------------------------------------------
 
     async def load_weights(self, folder: Path, version: str) -> None:
-        """Give all servers the weights in a model folder, without restarting them.
-
-        Args:
-            folder: A Hugging Face model folder (`config.json`, `*.safetensors`). It must stay until the next call: a
-                server that dies starts again from it.
-            version: Name of the weights; responses say which sampled them.
-
-        Raises `EngineError` where a server does not take them.
-        """
-        if self.transfer != "file":
-            raise EngineError(f"the engine takes weights by {self.transfer}, not from files")
-        async with self._between_weights() as pause:
-            calls = _paused(dialect.file_update(folder, version), pause)
-            await self._all(calls)
-            self.weights_version = version
-            for member in self._members:
-                member.server.restart_with(model=folder)
+        """Give all servers the weights in a model folder; see `Weights.load`."""
+        await self.weights.load(folder, version)
 
     async def load_adapter(self, folder: Path, version: str) -> None:
-        """Give all servers a LoRA adapter (PEFT format), to be sampled with from now on.
+        """Give all servers a LoRA adapter; see `Weights.load_adapter`."""
+        await self.weights.load_adapter(folder, version)
 
-        The base weights stay. `folder` must stay until the next call. Raises `EngineError`.
-        """
-        old = _adapter_name(self.weights_version) if self._adapter is not None else None
-        async with self._between_weights():
-            await self._all([dialect.load_adapter(_adapter_name(version), folder)])
-            self._adapter, self.weights_version = folder, version
-        if old is not None and old != _adapter_name(version):
-            await self._all([dialect.unload_adapter(old)])
-
-    async def send_weights(self, weights: WeightStream, version: str) -> None:
-        """Send weights from the trainer's GPU to all servers, by `nccl` or `ipc`. Raises `EngineError`.
-
-        Args:
-            weights: Makes a fresh pass over (name, tensor), named as in a Hugging Face model folder.
-            version: Name of the weights.
-        """
-        async with self._between_weights() as pause:
-            if pause:
-                await self._all([dialect.PAUSE])
-            await threads.run(self._send, weights)
-            await self._all([dialect.name_version(version), *([dialect.RESUME] if pause else [dialect.CLEAR_CACHE])])
-            self.weights_version = version
-
-    def _send(self, weights: WeightStream) -> None:
-        if self._trainer is None:
-            fields = self._server_fields
-            sizes = [fields["tensor_parallel"] * fields["data_parallel"]] * len(self._members)
-            urls = [server.url for server in self.servers]
-            self._trainer = TrainerTransfer(self.transfer, weights, urls, sizes, port=free_ports(1)[0])
-        self._trainer.send()
+    async def send_weights(self, stream: WeightStream, version: str) -> None:
+        """Send weights from the trainer's GPU to all servers, by `nccl` or `ipc`; see `Weights.send`."""
+        await self.weights.send(stream, version)
 
     async def sleep(self) -> None:
         """Let the servers give back their GPU memory, as `sleep_level` says; nothing at level 0."""
-        if self.sleep_level and not self._asleep:
-            await self._all([dialect.sleep(self.sleep_level)])
-            self._asleep = "all"
+        await self.weights.sleep()
 
     async def wake(self) -> None:
         """Let the servers take memory for their weights again; that for keys and values follows when it is needed."""
-        if self._asleep == "all":
-            await self._all([dialect.WAKE_WEIGHTS])
-            self._asleep = "cache"
+        await self.weights.wake()
 
-    async def _awake(self) -> None:
-        """Return when requests may be sent: nothing sleeps, and no update waits for the line to be quiet."""
-        while self._updating and self._api == "completions":
-            await asyncio.sleep(0.005)
-        if self._asleep:
-            await self.wake()
-            await self._all([dialect.WAKE_CACHE])
-            self._asleep = ""
-
-    @asynccontextmanager
-    async def _between_weights(self) -> AsyncIterator[bool]:
-        """Within, the weights may change. Yields whether sampling has to be paused for it: else none is under way."""
-        self._updating = True
-        try:
-            if self._asleep:
-                await self.wake()
-            while self._api == "completions" and any(member.under_way for member in self._members):
-                await asyncio.sleep(0.005)
-            yield self._api != "completions" and not self._asleep
-        finally:
-            self._updating = False
-
-    async def _all(self, calls: Sequence[Call]) -> None:
-        """Send requests, one after the other, to all servers at once."""
-        await asyncio.gather(*(self._administer(member, calls) for member in self._members))
-
-    async def _administer(self, member: Member, calls: Sequence[Call]) -> None:
-        await member.server.ready()
-        for call in calls:
-            await threads.run(member.server.call, call)
-
-    # ---- starting and restarting --------------------------------------------------------------------------------
+    # ---- inside -------------------------------------------------------------------------------------------------
 
     async def _open_member(self, member: Member) -> None:
-        await member.server.ready()
-        found = await member.endpoint.find_model(MODEL_NAME)
+        found = await member.open(self._api)
         if self.context_length is None and isinstance(found.get("max_model_len"), int):
             self.context_length = found["max_model_len"]
-        if self._api == "auto":
-            self._api = "generate" if await member.offers_generate() else "completions"
-            logger.info("responses come from %s", self._api)
-        await threads.run(self._hand_over, member.server)
+        await threads.run(self.weights.hand_over, member.server)
         # The first response of a server is slow: what is compiled for it is compiled now.
-        await self._ask_once(member, np.array([1], np.int32), Sampling(), _one_token())
-
-    def _hand_over(self, server: VLLMServer) -> None:
-        """Tell a server that has just been started what it has to know about its weights."""
-        if self.transfer == "file":
-            server.call(dialect.INIT_FILE_TRANSFER)
-        server.call(dialect.name_version(self.weights_version))
-        if self._adapter is not None:
-            server.call(dialect.load_adapter(_adapter_name(self.weights_version), self._adapter))
-
-    def _before_restart(self, server: VLLMServer) -> None:
-        if self.transfer != "file" and self.weights_version != INITIAL:
-            if self.export is None:
-                raise EngineError(f"weights that came by {self.transfer} are not on a disk (engine.export is not set)")
-            server.restart_with(model=self.export())
-            if self._trainer is not None:  # its group has lost a member; the next send makes another
-                self._trainer = None
-
-    def _after_restart(self, server: VLLMServer) -> None:
-        self._hand_over(server)
+        await member.ask(
+            np.array([1], np.int32), Sampling(), self.weights.name, max_tokens=1, stop=(), stop_token_ids=(), seed=0
+        )
 
     def _environment(self, number: int, cpu: bool) -> dict[str, str]:
         given: dict[str, str] = self._server_fields["environment"]
@@ -480,10 +342,6 @@ class VLLMEngine(Engine):
     def _tell(self, line: str) -> None:
         if self.on_progress is not None:
             self.on_progress(line)
-
-
-MODEL_NAME = "policy"
-"""Name under which our servers serve the model, whatever weights they have."""
 
 
 class _Line(Engine):
@@ -513,28 +371,6 @@ class _Line(Engine):
     ) -> Completion:
         options = {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": stop_token_ids, "seed": seed}
         return await self.engine._ask(self.member, prompt_ids, sampling, options)
-
-
-def _paused(calls: Sequence[Call], pause: bool) -> list[Call]:
-    return [dialect.PAUSE, *calls, dialect.RESUME] if pause else [*calls, dialect.CLEAR_CACHE]
-
-
-def _adapter_name(version: str) -> str:
-    return f"{MODEL_NAME}-{version}"
-
-
-def _one_token() -> dict[str, Any]:
-    return {"max_tokens": 1, "stop": (), "stop_token_ids": (), "seed": 0}
-
-
-def _experts(text: str | None, tokens: int) -> NDArray[np.int16] | None:
-    """int16 [tokens, layers, k] from an array in base64, which lacks the last token: it was never put in."""
-    if not text:
-        return None
-    given = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False).astype(np.int16)
-    experts = np.full((tokens, *given.shape[1:]), -1, dtype=np.int16)
-    experts[: len(given)] = given
-    return experts
 
 
 def _check_counts(**counts: int) -> None:

@@ -2,7 +2,8 @@
 
 Run as a script, by any Python: `python guard.py PID_FILE COMMAND...`. The asking process holds the other end of
 standard input; when that closes (the process ended, however it ended) or on SIGTERM, the command's whole process
-group gets SIGTERM and, ten seconds later, SIGKILL. So it does when the command itself ends. Exits with its exit code.
+group gets SIGTERM and, ten seconds later, SIGKILL. When the command itself ends, what is left of its group is killed
+at once. Exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Command:
                     self.exit_code = os.waitstatus_to_exitcode(ended[1])
 
     def end(self) -> None:
-        """End every process of the group."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        """End every process of the group: with a moment to tidy up, unless their leader has died under them."""
+        for number in (signal.SIGTERM, signal.SIGKILL) if self.exit_code is None else (signal.SIGKILL,):
             deadline = time.monotonic() + PATIENCE
             if not self._signal(number):
                 return

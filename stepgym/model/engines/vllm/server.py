@@ -21,7 +21,8 @@ from pathlib import Path
 
 from stepgym.errors import EngineError, UserError
 from stepgym.model.engines.vllm import dialect, guard
-from stepgym.model.engines.vllm.dialect import Call, ServerOptions
+from stepgym.model.engines.vllm.dialect import Call
+from stepgym.model.engines.vllm.options import ServerOptions
 
 logger = logging.getLogger(__name__)
 
