@@ -70,6 +70,15 @@ class ProgressDisplay(Observer):
             self._told = time.monotonic()
             self.note(f"{self._stage}: {done}{'' if self._total is None else f' of {self._total}'}  {shown}")
 
+    def doing(self, text: str) -> None:
+        """Show beside the bar what is waited for."""
+        if self._live:
+            if self._task is not None:
+                self._progress.update(self._task, numbers=text)
+        elif time.monotonic() - self._told > PLAIN_SECONDS:
+            self._told = time.monotonic()
+            self.note(f"{self._stage}: {text}")
+
     def iteration(self, number: int, metrics: Mapping[str, Any]) -> None:
         """Print a line about an iteration."""
         shown = "  ".join(_shown(name, metrics[name]) for name in _ITERATION if _is_number(metrics.get(name)))

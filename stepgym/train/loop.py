@@ -18,6 +18,7 @@ from stepgym.env.shared import close_shared
 from stepgym.env.task import Task
 from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import UserError
+from stepgym.model.engines.base import Engine
 from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory
 from stepgym.run.env_source import EnvSource
@@ -36,7 +37,7 @@ from stepgym.train.policy import Policy, PolicyConfig
 from stepgym.train.recipe import Recipe
 from stepgym.train.setup import env_source, load_model, make_agent, make_renderer, set_threads
 from stepgym.train.sft import sft
-from stepgym.train.sync import engine_for_training, publish, trainable_engine_fields
+from stepgym.train.sync import check_sync, make_sync
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def check_training(recipe: Recipe) -> None:
     for stage in range(len(recipe.warm_start)):
         recipe.sft_config(stage)
     validate(PolicyConfig, recipe.policy, "policy")
-    trainable_engine_fields(recipe)
+    check_sync(recipe)
     if recipe.budget.iterations:
         require_trainable_sampling(recipe.sampling.sampling, correction=algorithm.correction.kind != "none")
 
@@ -133,20 +134,24 @@ class _Run:
         with self._timed("model"):
             model, self.tokenizer = run_blocking(load_model(recipe, self.source))
         self.renderer = make_renderer(recipe.renderer, self.tokenizer)
-        self.policy = Policy(model, validate(PolicyConfig, recipe.policy, "policy"))
-        self.engine = engine_for_training(recipe, self.policy, self.tokenizer)
+        config = validate(PolicyConfig, recipe.policy, "policy")
+        self.policy = Policy(model, config, seed=derive_seed(recipe.seed, "adapter"))
         self.store = TrajectoryStore(folder.trajectories, "a")
         self.checkpoints = CheckpointStore(folder.checkpoints, keep=recipe.checkpoint.keep)
+        self.sync = make_sync(recipe, self.policy, self.tokenizer, folder.path / "engine")
+        self.version = ""  # of the policy's weights
+        self.published: str | None = None  # what the engine has of them
 
     def close(self) -> None:
         """Give back the engine and the store."""
-        run_blocking(self.engine.close())
+        run_blocking(self.sync.close())
         self.store.close()
 
     def run(self) -> TrainingResult:
         """The whole run, or what is left of it."""
         recipe, tests = self.recipe, self.recipe.evaluation.test_tasks
-        run_blocking(self.engine.open())
+        if recipe.budget.iterations or tests:
+            run_blocking(self.sync.start())
         learner, done = self._begin()
         before = self._evaluate("test", tests, 0)
         before_greedy = self._evaluate("test-greedy", tests, 0) if recipe.evaluation.greedy else None
@@ -155,8 +160,10 @@ class _Run:
             started = time.perf_counter()
             trajectories = self._rollouts(iteration)
             with self._timed("update"):
+                run_blocking(self.sync.before_update())
                 report = learner.update(trajectories, self.outcomes)
-            publish(self.engine, str(learner.updates))
+                run_blocking(self.sync.after_update())
+            self.version, self.published = str(learner.updates), None
             row: dict[str, Any] = {"iteration": iteration, **_rollout_metrics(trajectories), **report.metrics}
             every = recipe.evaluation.every
             score = None
@@ -175,7 +182,7 @@ class _Run:
         best_iteration = last_saved
         if best is not None:
             self.checkpoints.restore(learner, best)
-            publish(self.engine, str(best.update))
+            self.version, self.published = str(best.update), None
             best_iteration = int(best.extra["iteration"])
         after = self._evaluate("test", tests, best_iteration)
         after_greedy = self._evaluate("test-greedy", tests, best_iteration) if recipe.evaluation.greedy else None
@@ -206,6 +213,8 @@ class _Run:
 
     def _begin(self) -> tuple[Learner, int]:
         """The learner where it was left, or after the warm start; and the number of iterations that are done."""
+        if self.policy.adapter is not None and self.recipe.warm_start and self.learner_config.kl.kind != "none":
+            self.observer.note("the KL term's reference is the model without its adapter, as before the warm start")
         latest = self.checkpoints.latest()
         if latest is None:
             self.folder.keep_metrics(lambda row: False)
@@ -220,7 +229,7 @@ class _Run:
             done = int(latest.extra["iteration"])
             self.folder.keep_metrics(lambda row: row.get("iteration", 0) <= done)
             self.observer.note(f"going on after iteration {done}")
-        publish(self.engine, str(learner.updates))
+        self.version = str(learner.updates)
         return learner, done
 
     def _warm_start(self, stage: int) -> None:
@@ -245,10 +254,22 @@ class _Run:
     def _rollouts(self, iteration: int) -> list[Trajectory]:
         recipe = self.recipe
         tasks = self._training_tasks(iteration)
-        tally = Tally()
+        engine, tally = self._engine(), Tally()
         self.observer.stage(f"rollout {iteration}", len(tasks) * recipe.rollout.samples)
         with self._timed("rollout"):
-            return self._collect(tasks, "train", iteration, tally, config=recipe.rollout, engine=self.engine)
+            return self._collect(tasks, "train", iteration, tally, config=recipe.rollout, engine=engine)
+
+    def _engine(self) -> Engine:
+        """The engine, once it can sample and has the policy's weights."""
+        if self.published is None:
+            if not self.seconds.get("engine") and self.sync.waits_for:
+                self.observer.stage(self.sync.waits_for, None)
+            with self._timed("engine"):
+                run_blocking(self.sync.open(self.observer.doing))
+            with self._timed("sync"):
+                run_blocking(self.sync.publish(self.version))
+            self.published = self.version
+        return self.sync.engine
 
     def _training_tasks(self, iteration: int) -> list[Task]:
         """The tasks of an iteration: the split in order, or anew in a seeded order for every pass over a small one."""
@@ -294,7 +315,7 @@ class _Run:
         """Play a held-out split; `test-greedy` is the test split at temperature 0. None where no tasks are wanted."""
         if tasks == 0:
             return None
-        recipe, tally = self.recipe, Tally()
+        recipe, engine, tally = self.recipe, self._engine(), Tally()
         sampling = recipe.sampling.sampling
         if phase == "test-greedy":
             sampling = replace(sampling, temperature=0.0)
@@ -303,7 +324,7 @@ class _Run:
             return run_blocking(
                 evaluate_async(
                     self.source,
-                    self.engine,
+                    engine,
                     split=phase.partition("-")[0],
                     tasks=tasks,
                     config=recipe.rollout.model_copy(update={"samples": recipe.evaluation.samples}),

@@ -15,6 +15,9 @@ class Observer:
     def stage(self, name: str, total: int | None) -> None:
         """A stage has begun (`rollout`, `warm start`, ...), with so many things to do, where that is known."""
 
+    def doing(self, text: str) -> None:
+        """What the stage is waiting for, in a line that replaces the one before. May be called from any thread."""
+
     def advance(self, done: int, numbers: Mapping[str, float]) -> None:
         """So many things of the stage are done, and how it stands."""
 

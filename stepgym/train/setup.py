@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,13 +59,27 @@ def make_renderer(config: RendererConfig, tokenizer: Any) -> Renderer:
 
 
 async def make_engine(recipe: Recipe, source: EnvSource) -> Engine | ChatEngine:
-    """The recipe's engine, not yet open, for runs that do not train. A tiny model is built and run in this process."""
+    """The recipe's engine, not yet open, for runs that do not train.
+
+    A tiny model is built here. The engine `transformers` runs it in this process; `vllm` is given a temporary folder
+    with it, which goes when the engine does.
+    """
     fields = engine_fields(recipe)
     cls: Any = ENGINES.get(recipe.engine["kind"])
     engine: Engine | ChatEngine
-    if isinstance(recipe.model, TinyModel) and recipe.engine["kind"] == "transformers":
+    tiny = isinstance(recipe.model, TinyModel)
+    if tiny and recipe.engine["kind"] == "transformers":
         model, tokenizer = await load_model(recipe, source)
         engine = cls.wrap(model, tokenizer, name=fields.pop("model"), **fields)
+    elif tiny and recipe.engine["kind"] == "vllm" and "model" not in recipe.engine:
+        from stepgym.model.tiny import save_tiny_model
+
+        model, tokenizer = await load_model(recipe, source)
+        folder = tempfile.TemporaryDirectory(prefix="stepgym-model-")
+        fields["model"] = str(save_tiny_model(folder.name, model, tokenizer))
+        fields.setdefault("dtype", "float32")  # vLLM's own choice for float32 weights is a narrower type
+        engine = cls(**fields)
+        weakref.finalize(engine, folder.cleanup)
     else:
         engine = cls(**fields)
     return engine

