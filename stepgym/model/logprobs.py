@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -100,6 +100,21 @@ def scores_from_logits(
         if greedy:
             hits = logits.argmax(-1) == targets
     return TokenScores(logprob, entropies, hits)
+
+
+@torch.no_grad()
+def has_plain_head(model: Any) -> bool:
+    """Whether a model's logits are one projection of its last hidden state: no soft cap, no scale. Tried, not guessed.
+
+    Only then can `token_scores` stand in for the model's own head.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or model.base_model is model:
+        return False
+    ids = torch.arange(4, device=head.weight.device)[None] % model.config.get_text_config().vocab_size
+    logits = model(input_ids=ids, use_cache=False).logits
+    ours = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    return bool(torch.equal(logits.to(ours.dtype), ours))
 
 
 def _score(

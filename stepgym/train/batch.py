@@ -17,15 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from stepgym.errors import UserError
+from stepgym.model.lengths import cut_by_length
 from stepgym.record.merge import find_chains
 from stepgym.record.step import Ids, Step
 from stepgym.record.trajectory import Trajectory
 
 RowKind: TypeAlias = Literal["merged", "steps"]
-
-MICRO_BATCH_COST = 256
-"""What one more micro-batch costs besides its tokens, in tokens: launching its operations."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedTokens:
@@ -220,32 +217,6 @@ def micro_batches(batch: Batch, budget: int, *, pad_id: int = 0) -> Iterator[Mic
     order = np.argsort(-lengths, kind="stable")
     for start, end in cut_by_length(lengths[order], budget):
         yield pad_rows([batch.rows[index] for index in order[start:end]], batch.tokens.temperature, pad_id)
-
-
-def cut_by_length(lengths: NDArray[np.int64], budget: int) -> list[tuple[int, int]]:
-    """Cut lengths, which must fall, into ranges [start, end) of least cost.
-
-    A range costs its first (longest) length times its size, plus `MICRO_BATCH_COST`; none costs more than `budget`
-    tokens unless it holds a single length. By dynamic programming over the first rows.
-    """
-    count = len(lengths)
-    cost = np.full(count + 1, np.inf)
-    cut = np.zeros(count + 1, dtype=np.int64)
-    cost[0] = 0.0
-    for start in range(count):
-        longest = int(lengths[start])
-        most = min(count - start, max(1, budget // longest))
-        ends = np.arange(start + 1, start + most + 1)
-        through = cost[start] + longest * (ends - start) + MICRO_BATCH_COST
-        better = through < cost[ends]
-        cost[ends[better]] = through[better]
-        cut[ends[better]] = start
-    ranges: list[tuple[int, int]] = []
-    end = count
-    while end > 0:
-        ranges.append((int(cut[end]), end))
-        end = int(cut[end])
-    return ranges[::-1]
 
 
 def pad_rows(rows: Sequence[Row], temperature: NDArray[np.float32], pad_id: int = 0) -> MicroBatch:

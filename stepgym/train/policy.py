@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from stepgym.errors import UserError
-from stepgym.model.logprobs import TokenScores, scores_from_logits, token_scores
+from stepgym.model.logprobs import TokenScores, has_plain_head, scores_from_logits, token_scores
 from stepgym.train.batch import Batch, MicroBatch, micro_batches
 from stepgym.train.lora import Adapter, LoRAConfig
 
@@ -78,7 +78,7 @@ class Policy:
         self.model.eval()
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._plain_head = self._has_plain_head()
+        self._plain_head = has_plain_head(self.model)
         if not self._plain_head:
             logger.info("the head of %s does more than one projection: logits are computed whole", type(model).__name__)
 
@@ -231,17 +231,6 @@ class Policy:
             if self._without_adapter and self.adapter is not None:
                 stack.enter_context(self.adapter.off())
             yield
-
-    @torch.no_grad()
-    def _has_plain_head(self) -> bool:
-        """Whether logits are one projection of the last hidden state: no soft cap, no scale. Tried, not guessed."""
-        head = self.model.get_output_embeddings()
-        if not isinstance(head, torch.nn.Linear) or self.model.base_model is self.model:
-            return False
-        ids = torch.arange(4, device=self.device)[None] % self.model.config.get_text_config().vocab_size
-        logits = self.model(input_ids=ids, use_cache=False).logits
-        ours = head(self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-        return bool(torch.equal(logits.to(ours.dtype), ours))
 
 
 def _device(name: str) -> torch.device:

@@ -13,9 +13,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from stepgym.errors import UserError
+from stepgym.model.lengths import cut_by_length
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
-from stepgym.train.batch import Batch, MicroBatch, Row, RowKind, cut_by_length, make_batch, pad_rows
+from stepgym.train.batch import Batch, MicroBatch, Row, RowKind, make_batch, pad_rows
 from stepgym.train.losses.cross_entropy import cross_entropy
 from stepgym.train.losses.reduction import Reduction, token_weights
 from stepgym.train.metrics import TokenMetrics

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgym.errors import UserError
+from stepgym.model.lengths import MICRO_BATCH_COST, cut_by_length
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling, Step
 from stepgym.record.trajectory import Trajectory, TrajectoryId
-from stepgym.train.batch import MICRO_BATCH_COST, comparable_logprobs, cut_by_length, make_batch, micro_batches
+from stepgym.train.batch import comparable_logprobs, make_batch, micro_batches
 
 
 def of(*steps: Step, sample: int = 0) -> Trajectory:
