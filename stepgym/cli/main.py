@@ -21,6 +21,7 @@ from stepgym.plugins import Registry
 VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
     "command",
     {
+        "audit": "stepgym.cli.audit:audit",
         "check-env": "stepgym.cli.check_env:check_env",
         "engines": "stepgym.cli.engines:engines",
         "eval": "stepgym.cli.eval:eval",
@@ -33,6 +34,7 @@ VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
     group="stepgym.commands",
 )
 _HELP = {
+    "audit": "Check every promise that a run's records can prove or break.",
     "check-env": "Check that an environment keeps its promises.",
     "engines": "Install, list or remove vLLM.",
     "eval": "Measure a model in an environment, or compare two measurements.",

@@ -92,6 +92,7 @@ async def _play(
         if play.expert is not None:
             _, tokenizer = await load_model(plan, source)
             writer = make_renderer(plan.renderer, tokenizer)
+            folder.keep_renderer(writer)
             await collect(source, tasks, renderer=writer, expert=play.expert, store=store, **options)
             # From the store, which also has the attempts that failed and were tried again.
             expected = len(tasks) * plan.rollout.samples
@@ -101,6 +102,8 @@ async def _play(
             await engine.open()
             try:
                 renderer = make_renderer(plan.renderer, engine.tokenizer) if isinstance(engine, Engine) else None
+                if renderer is not None:
+                    folder.keep_renderer(renderer)
                 result = await evaluate_async(source, engine, tasks=tasks, renderer=renderer, store=store, **options)
             finally:
                 await engine.close()

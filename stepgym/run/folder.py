@@ -10,14 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepgym.config import to_jsonable
 from stepgym.errors import UserError
 
+if TYPE_CHECKING:
+    from stepgym.model.renderer import Renderer
+
 
 class RunFolder:
-    """A folder with `config.yaml`, `run.json`, `trajectories/`, `metrics.jsonl`, `summary.json`, `checkpoints/`.
+    """A run's folder.
+
+    It holds `config.yaml`, `run.json`, `renderer/`, `trajectories/`, `metrics.jsonl`, `summary.json`, `checkpoints/`.
 
     Args:
         path: The folder; made where there is none.
@@ -73,6 +78,12 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where checkpoints are."""
         return self.path / "checkpoints"
+
+    def keep_renderer(self, renderer: Renderer) -> None:
+        """Save the renderer into `renderer/`, once, so that the run can be audited without its recipe."""
+        from stepgym.model.renderer_files import save_renderer
+
+        save_renderer(renderer, self.path / "renderer")
 
     @property
     def started_at(self) -> float:

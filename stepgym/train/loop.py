@@ -134,6 +134,7 @@ class _Run:
         with self._timed("model"):
             model, self.tokenizer = run_blocking(load_model(recipe, self.source))
         self.renderer = make_renderer(recipe.renderer, self.tokenizer)
+        folder.keep_renderer(self.renderer)
         config = validate(PolicyConfig, recipe.policy, "policy")
         self.policy = Policy(model, config, seed=derive_seed(recipe.seed, "adapter"))
         self.store = TrajectoryStore(folder.trajectories, "a")

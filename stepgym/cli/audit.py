@@ -1,0 +1,173 @@
+"""`stepgym audit RUN`: check what a run has stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepgym.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from stepgym.inspect.audit import Audit, LogprobGap
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder of trajectories.")],
+    phase: Annotated[list[str] | None, typer.Option(help="Only this phase, as train; may be repeated.")] = None,
+    fail_on: Annotated[
+        str, typer.Option(help="What makes the exit code 1: error, warning, note, or names of checks with commas.")
+    ] = "error",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The model's tokenizer; by default the one that the run has kept.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Recompute logprobs with this model; auto takes the run's own checkpoints."),
+    ] = None,
+    weights_version: Annotated[
+        str | None, typer.Option(help="Version of the weights in --model; by default its checkpoint's.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where --model runs, as cpu or cuda:0.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Type of its weights: float32, bfloat16 or float64.")] = "float32",
+    max_gap: Annotated[
+        float, typer.Option(min=0.0, help="A step whose mean logprob gap, in nats, is above this is an error.")
+    ] = 0.05,
+    limit: Annotated[int, typer.Option(min=0, help="How many findings of each check are shown.")] = 5,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write everything as JSON into this file; - prints it instead.")
+    ] = None,
+) -> None:
+    """Check what a run has stored: exit code 0 where the gate holds, 1 where it does not."""
+    from rich.console import Console
+
+    from stepgym.cli.progress import ProgressDisplay
+    from stepgym.inspect.audit import CHECKS, GapOptions
+    from stepgym.inspect.audit import audit as look
+    from stepgym.inspect.audit.finding import SEVERITIES, parse_checks
+
+    if fail_on not in SEVERITIES:
+        parse_checks(fail_on, list(CHECKS))
+    if dtype not in ("float32", "bfloat16", "float64"):
+        raise UserError(f"audit: --dtype must be float32, bfloat16 or float64, not {dtype!r}")
+    if model is None and weights_version is not None:
+        raise UserError("audit: --weights-version says which weights --model has; give --model too")
+    if json_file not in (None, "-") and not Path(str(json_file)).absolute().parent.is_dir():
+        raise UserError(f"audit: --json {json_file}: there is no folder for this file")
+    options = None
+    if model is not None:
+        options = GapOptions(model, weights_version=weights_version, device=device, dtype=dtype, max_gap=max_gap)
+    with ProgressDisplay() as display:
+        display.stage("trajectories", None)
+        found = look(
+            run,
+            phases=tuple(phase or ()),
+            tokenizer=tokenizer,
+            model=options,
+            limit=limit,
+            progress=lambda read: display.advance(read, {}),
+        )
+    failed = found.failed(fail_on)
+    report = {**found.to_dict(), "fail_on": fail_on, "failed": [result.check for result in failed]}
+    if json_file == "-":
+        print(json.dumps(report, indent=2))
+    else:
+        if json_file is not None:
+            _write(Path(json_file), report)
+        _show(found, Console(highlight=False, markup=False, soft_wrap=True), fail_on, [r.check for r in failed])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _write(path: Path, report: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"audit: --json {path}: {error.strerror}") from None
+
+
+def _show(found: Audit, console: Console, fail_on: str, failed: list[str]) -> None:
+    console.print(checks_table(found))
+    console.print(statistics_table(found.statistics))
+    if found.logprob_gap is not None:
+        console.print(gap_table(found.logprob_gap))
+        for line in _gap_lines(found.logprob_gap):
+            console.print(line)
+    for finding in found.findings:
+        console.print(f"{finding.severity}  {finding.check}: {finding.place}: {finding.text}")
+        if finding.context:
+            console.print(f"    {finding.context}")
+    total, shown = sum(sum(each.counts.values()) for each in found.checks), len(found.findings)
+    if total > shown:
+        console.print(f"{total - shown} more findings are not shown (--limit, --json)")
+    verdict = f"fails on {', '.join(failed)}" if failed else "holds"
+    console.print(
+        f"{found.trajectories:,} trajectories, {found.steps:,} steps, {found.tokens:,} tokens, {found.seconds:.1f} s; "
+        f"the gate ({fail_on}) {verdict}"
+    )
+
+
+def checks_table(found: Audit) -> Table:
+    """One row for each check: what it came to, and why it did not run where it did not."""
+    table = _table("check", "result", "errors", "warnings", "notes", "")
+    for result in found.checks:
+        counts = [str(result.counts.get(severity, 0) or "") for severity in ("error", "warning", "note")]
+        table.add_row(result.check, result.status, *counts, result.skipped)
+    return table
+
+
+def statistics_table(statistics: Mapping[str, Any]) -> Table:
+    """The figures about the run."""
+    table = _table("figure", "value")
+    for name, value in statistics.items():
+        table.add_row(name.replace("_", " "), _plain(value))
+    return table
+
+
+def gap_table(gap: LogprobGap) -> Table:
+    """Sampled against recomputed logprobs: one row for each weights version, and one for all."""
+    table = _table("logprob gap", "steps", "tokens", "mean", "99 %", "max", "bias")
+    for each in gap.versions:
+        name = f"version {each.version}" if each.version else each.model
+        table.add_row(name, str(each.steps), str(each.tokens), *map(_small, (each.mean, each.p99, each.max, each.bias)))
+    if len(gap.versions) != 1:
+        table.add_row("all", str(gap.steps), str(gap.tokens), *map(_small, (gap.mean, gap.p99, gap.max, gap.bias)))
+    return table
+
+
+def _gap_lines(gap: LogprobGap) -> Iterator[str]:
+    if gap.not_compared:
+        yield "not compared: " + ", ".join(f"{count} steps ({reason})" for reason, count in gap.not_compared.items())
+    for token in gap.worst:
+        yield (
+            f"gap {abs(token.sampled - token.recomputed):.3g}: {token.trajectory}, step {token.step}, "
+            f"token {token.token}: sampled {token.sampled:.4g}, recomputed {token.recomputed:.4g}"
+        )
+        yield f"    {token.context}"
+
+
+def _table(*heads: str) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for position, head in enumerate(heads):
+        table.add_column(head, justify="right" if position and head in ("errors", "warnings", "notes") else "left")
+    return table
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items()) or "–"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _small(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2e}"

@@ -1,0 +1,100 @@
+"""How a recorded prompt differs from what is rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal, NamedTuple
+
+from stepgym.errors import UserError
+from stepgym.inspect.audit.rendering import Rendering
+from stepgym.inspect.audit.views import StepView
+from stepgym.record.delta import common_prefix
+from stepgym.record.step import Ids
+
+Kind = Literal["tokenisation", "beyond", "other text", "history rewritten"]
+
+
+class Difference(NamedTuple):
+    """Where a prompt differs, and how.
+
+    Attributes:
+        kind: `tokenisation` (the same text in other ids), `beyond` (the text and more), `other text`, or
+            `history rewritten` (extended although the template rewrites history).
+        token: Position of the first token that differs.
+        wanted: The text that is rendered.
+        found: The text that the prompt holds.
+    """
+
+    kind: Kind
+    token: int
+    wanted: str
+    found: str
+
+
+def compare(text: str, ids: Ids, rendering: Rendering, start: int) -> Difference | None:
+    """Compares ids, which begin at position `start` of a prompt, with those of a text."""
+    wanted = rendering.ids(text)
+    if len(wanted) == len(ids) and (wanted == ids).all():
+        return None
+    at = common_prefix(wanted, ids)
+    token = start + min(at, max(0, len(ids) - 1))
+    found = rendering.decode(ids)
+    if found == text:
+        return Difference("tokenisation", token, text, found)
+    if found.startswith(text):
+        return Difference("beyond", token, "", found[len(text) :])
+    return Difference("other text", token, text, found)
+
+
+def expected_addition(
+    view: StepView, *, tools: Sequence[Mapping[str, Any]] | None = None, strict: bool = False
+) -> str | None:
+    """What the template writes after the turn that this step follows; None where it writes that turn otherwise.
+
+    With `strict` the turn's text alone is looked for, as it was sampled. Raises `UserError` as the template does.
+    """
+    parent, rendering = view.parent, view.rendering
+    assert parent is not None
+    if parent.messages is None or view.messages is None or parent.step.message is None or not parent.has_ids:
+        return None
+    if tools is None or tools is view.tools:
+        before, text = parent.template_text, view.template_text
+    else:
+        before, text = rendering.text(parent.messages, tools), rendering.text(view.messages, tools)
+    if not text.startswith(before):
+        return None
+    end = rendering.terminator_text
+    said = parent.step.message
+    turns = [parent.spoken[: parent.stopped_at]]
+    if not strict:
+        turns += [str(said.get("text") or ""), str(said.get("content") or "")]
+    for turn in turns:
+        stop = len(before) + len(turn)
+        if text.startswith(turn, len(before)) and text.startswith(end, stop):
+            ended = parent.ended_by is not None and parent.ended_by == rendering.terminator
+            return text[stop + len(end) if ended else stop :]
+    return None
+
+
+def other_date(view: StepView) -> date | None:
+    """The date under which the prompt is what the template renders, where that is not the recorded one.
+
+    Tried are the days around the recorded date and the day on which the episode began.
+    """
+    rendering, messages = view.rendering, view.messages
+    recorded = rendering.renderer.template.today
+    began = datetime.fromtimestamp(view.trajectory.started_at, UTC).date()
+    days = [day + timedelta(days=off) for day in (began, recorded) for off in (0, 1, -1)]
+    if "strftime_now" not in rendering.renderer.template.source:
+        return None
+    own = rendering.decode(view.prompt_ids)
+    for day in dict.fromkeys(days):
+        if day == recorded:
+            continue
+        try:
+            if rendering.at(day).text(messages or (), view.tools) == own:
+                return day
+        except UserError:
+            continue
+    return None

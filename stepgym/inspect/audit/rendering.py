@@ -1,0 +1,112 @@
+"""What the audit asks of a renderer: a conversation's text and ids, for the date of the trajectory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from stepgym.errors import UserError
+from stepgym.model.renderer import Renderer
+from stepgym.model.renderer_files import redated
+from stepgym.record.step import Ids
+
+_log = logging.getLogger(__name__)
+_KEPT = 512
+
+
+class Rendering:
+    """A renderer under one frozen date, with what was rendered lately kept.
+
+    Args:
+        renderer: The run's renderer.
+
+    Attributes:
+        stop_ids: Ids that end a response.
+        terminator: Id of the token that ends a turn; None for a template without one.
+        special: Texts of the tokenizer's special tokens, by id.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.stop_ids = frozenset(renderer.stop_token_ids)
+        self.terminator: int | None = renderer.terminator_id
+        self.terminator_text = renderer.terminator
+        tokenizer: Any = renderer.tokenizer
+        self.special: dict[int, str] = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        if self.terminator is not None and self.terminator_text.strip():
+            self.special[self.terminator] = self.terminator_text
+        self.own_template = getattr(renderer, "kind", "template") == "template"
+        self._ids: dict[str, Ids] = {}
+
+    @property
+    def digest(self) -> str:
+        """Digest of the template, its variables and its date, as provenance has it."""
+        return self.renderer.template.digest
+
+    def at(self, day: date) -> Rendering:
+        """The same under another date."""
+        return Rendering(redated(self.renderer, day))
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """What is rendered for a conversation that the model shall go on with, from scratch.
+
+        Raises `UserError` where the template refuses it.
+        """
+        if self.own_template:
+            return self.renderer.template.apply(messages, tools, to_sample=True)
+        prompt = self.renderer.prompt(messages, tools)
+        text = self.decode(prompt.new_ids)
+        self._keep(text, prompt.new_ids)
+        return text
+
+    def ids(self, text: str) -> Ids:
+        """int32 ids of a text; the first prompt of a group is tokenised once."""
+        known = self._ids.get(text)
+        return known if known is not None else self._keep(text, self.renderer.encode(text))
+
+    def decode(self, ids: Ids) -> str:
+        """The text of ids, special tokens shown."""
+        return self.renderer.decode(ids)
+
+    def generation_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the template adds for sampling; empty for templates that have none of their own."""
+        made = getattr(self.renderer, "generation_prompt", None)
+        if made is None:
+            with_, without = (self.renderer.template.apply(messages, tools, to_sample=x) for x in (True, False))
+            return with_.removeprefix(without)
+        return str(made(messages, tools))
+
+    def _keep(self, text: str, ids: Ids) -> Ids:
+        if len(self._ids) >= _KEPT:
+            self._ids.pop(next(iter(self._ids)))
+        self._ids[text] = ids
+        return ids
+
+
+class Renderings:
+    """The run's renderer under every date that its trajectories were made with.
+
+    Args:
+        renderer: The run's renderer; None where there is none to be had.
+    """
+
+    def __init__(self, renderer: Renderer | None) -> None:
+        self._by_date: dict[str, Rendering] = {}
+        self.first = Rendering(renderer) if renderer is not None else None
+        if self.first is not None and renderer is not None:
+            self._by_date[renderer.template.today.isoformat()] = self.first
+
+    def of(self, provenance: Mapping[str, Any]) -> Rendering | None:
+        """The rendering for a trajectory, under the date that it recorded."""
+        recorded = provenance.get("template_date")
+        if self.first is None or not isinstance(recorded, str):
+            return self.first
+        if recorded not in self._by_date:
+            try:
+                self._by_date[recorded] = self.first.at(date.fromisoformat(recorded))
+            except (ValueError, UserError) as error:
+                _log.warning("the template's date %r cannot be used: %s", recorded, error)
+                self._by_date[recorded] = self.first
+        return self._by_date[recorded]

@@ -1,0 +1,279 @@
+"""Figures about a run, added up trajectory by trajectory; the checks of the whole run look at them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepgym.inspect.audit.context import tokens_in_context
+from stepgym.inspect.audit.rendering import Rendering
+from stepgym.inspect.audit.views import GroupView, Member, RunFacts, StepView, TrajectoryView
+from stepgym.record.merge import MergeReport, find_chains
+from stepgym.record.outcome import Outcome
+
+_KEPT = 1000
+_DIGITS = re.compile(r"(\d+)")
+
+
+class FreeEnd(NamedTuple):
+    """An end of a turn whose logprob is exactly 0: where it is, and the tokens around it."""
+
+    trajectory: str
+    step: int
+    token: int
+    context: str
+
+
+class FirstUse(NamedTuple):
+    """What one weights version sampled in an iteration: how many tokens, and where the first of them is."""
+
+    tokens: int
+    trajectory: str
+    step: int
+    token: int
+
+
+@dataclass(slots=True)
+class EndsOfTurns:
+    """How responses that the policy sampled end.
+
+    Attributes:
+        trained, masked: Responses that end in a stop token, with a loss mask of 1 or 0 there.
+        open: Responses that end in none (stop string, length).
+        free: Trained ends whose logprob is exactly 0, the first thousand.
+        others, free_others: Sampled tokens that are no such ends, and how many of them have a logprob of exactly 0.
+    """
+
+    trained: int = 0
+    masked: int = 0
+    open: int = 0
+    free: list[FreeEnd] = field(default_factory=list)
+    others: int = 0
+    free_others: int = 0
+
+
+class Statistics:
+    """Figures about a run.
+
+    Args:
+        facts: What is known about the run besides its trajectories.
+        rendering: The run's renderer; None without a tokenizer.
+
+    Attributes:
+        ends: How responses end; counted only with a tokenizer.
+        versions: By (phase, iteration): what each weights version sampled.
+        counted: By (phase, iteration): final trajectories, and those of them that could be scored.
+        flat: By phase: groups whose members all have one reward, and groups with two members or more.
+        templates: Trajectories by (template digest, date) that they recorded.
+        strange_templates: Trajectories by template digest, where it is not the digest of the audit's own template.
+    """
+
+    def __init__(self, facts: RunFacts, rendering: Rendering | None) -> None:
+        self.facts = facts
+        self.template = rendering.digest if rendering is not None else ""
+        self.trajectories = self.steps = self.prompt_tokens = self.response_tokens = self.trained_tokens = 0
+        self.ends = EndsOfTurns()
+        self.versions: dict[tuple[str, int], dict[str, FirstUse]] = {}
+        self.counted: dict[tuple[str, int], tuple[int, int]] = {}
+        self.flat: dict[str, tuple[int, int]] = {}
+        self.templates: Counter[tuple[str, str]] = Counter()
+        self.strange_templates: Counter[str] = Counter()
+        self._phases: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._repeated = 0
+        self._groups = 0
+        self._samplers: Counter[str] = Counter()
+        self._statuses: Counter[str] = Counter()
+        self._finishes: Counter[str] = Counter()
+        self._renderings: Counter[str] = Counter()
+        self._without_ids = 0
+        self._merged = MergeReport()
+        self._chains: Counter[int] = Counter()
+
+    # ---- adding up --------------------------------------------------------------------------------------------------
+
+    def add(self, view: TrajectoryView) -> Member:
+        """Count a trajectory; what is kept of it is returned."""
+        trajectory = view.trajectory
+        key = trajectory.id
+        self.trajectories += 1
+        self._phases[key.phase] += 1
+        if trajectory.final:
+            self._outcomes[str(trajectory.outcome)] += 1
+            stored, standing = self.counted.get((key.phase, key.iteration), (0, 0))
+            stands = trajectory.outcome.scored and trajectory.reward is not None
+            self.counted[key.phase, key.iteration] = (stored + 1, standing + stands)
+        else:
+            self._repeated += 1
+        self._add_template(view)
+        for each in view.steps:
+            self._add_step(each)
+        if view.steps and all(each.has_ids for each in view.steps):
+            chains, mismatches = find_chains(trajectory.steps)
+            self._chains[len(chains)] += 1
+            self._merged += MergeReport(
+                steps=len(view.steps),
+                sequences=len(chains),
+                tokens_before=sum(each.step.length for each in view.steps),
+                tokens_after=sum(view.steps[chain[-1]].step.length for chain in chains),
+                mismatches=mismatches,
+            )
+        return _member(view)
+
+    def add_group(self, group: GroupView) -> None:
+        """Count a group."""
+        self._groups += 1
+        phase = group.members[0].id.phase
+        flat, groups = self.flat.get(phase, (0, 0))
+        if len(group.standing) > 1:
+            self.flat[phase] = (flat + group.flat, groups + 1)
+
+    def add_member(self, member: Member) -> None:
+        """Count what the weights versions of a trajectory sampled."""
+        known = self.versions.setdefault((member.id.phase, member.id.iteration), {})
+        for version, tokens, step, token in member.versions:
+            first = known.get(version)
+            known[version] = (
+                FirstUse(tokens, str(member.id), step, token)
+                if first is None
+                else first._replace(tokens=first.tokens + tokens)
+            )
+
+    def _add_template(self, view: TrajectoryView) -> None:
+        provenance = view.trajectory.provenance
+        recorded = provenance.get("template")
+        if not isinstance(recorded, str):
+            return
+        self.templates[recorded, str(provenance.get("template_date", ""))] += 1
+        if view.rendering is not None and view.rendering.digest != recorded:
+            self.strange_templates[recorded] += 1
+
+    def _add_step(self, view: StepView) -> None:
+        step = view.step
+        self.steps += 1
+        self._samplers[step.sampler] += 1
+        self._statuses[step.status] += 1
+        self._finishes[step.finish_reason] += 1
+        self._renderings[step.rendering or "unknown"] += 1
+        if not view.has_ids:
+            self._without_ids += 1
+            return
+        self.prompt_tokens += len(view.prompt_ids)
+        self.response_tokens += len(view.response_ids)
+        trained = int(np.count_nonzero(step.loss_mask)) if step.loss_mask is not None else 0
+        self.trained_tokens += trained
+        if view.owner.rendering is not None and step.sampler == "policy":
+            self._add_end(view)
+
+    def _add_end(self, view: StepView) -> None:
+        step, ends = view.step, self.ends
+        sampled = len(view.response_ids)
+        ended = view.ended_by is not None and step.loss_mask is not None
+        if not ended or step.loss_mask is None:
+            ends.open += 1
+        elif step.loss_mask[-1]:
+            ends.trained += 1
+        else:
+            ends.masked += 1
+        if step.logprobs is None:
+            return
+        free = int(np.count_nonzero(step.logprobs == 0))
+        if ended and step.loss_mask is not None and step.logprobs[-1] == 0:
+            free -= 1
+            if step.loss_mask[-1] and len(ends.free) < _KEPT:
+                token = step.length - 1
+                context = tokens_in_context(step, token, view.rendering.decode)
+                ends.free.append(FreeEnd(str(view.trajectory.id), view.index, token, context))
+        ends.others += sampled - ended
+        ends.free_others += free
+
+    # ---- what it came to --------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, by name."""
+        ends = self.ends
+        flat, groups = (sum(pair[i] for pair in self.flat.values()) for i in (0, 1))
+        merged = self._merged
+        return {
+            "trajectories": self.trajectories,
+            "phases": _ordered(self._phases),
+            "outcomes": _ordered(self._outcomes),
+            "repeated_attempts": self._repeated,
+            "groups": self._groups,
+            "zero_variance_groups": flat,
+            "zero_variance_share": flat / groups if groups else None,
+            "steps": self.steps,
+            "steps_without_ids": self._without_ids,
+            "samplers": _ordered(self._samplers),
+            "statuses": _ordered(self._statuses),
+            "malformed_share": self._statuses["malformed"] / self.steps if self.steps else None,
+            "finish_reasons": _ordered(self._finishes),
+            "renderings": _ordered(self._renderings),
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+            "trained_tokens": self.trained_tokens,
+            "end_of_turn": {"trained": ends.trained, "masked": ends.masked, "open": ends.open},
+            "logprobs_of_zero": {"end_of_turn": len(ends.free), "other_tokens": ends.free_others},
+            "sequences_per_trajectory": {str(number): count for number, count in sorted(self._chains.items())},
+            "merge_ratio": merged.merge_ratio,
+            "mismatches": dict(merged.mismatches),
+            "weights_versions": _ordered(self._version_tokens()),
+            "templates": len({digest for digest, _ in self.templates}),
+        }
+
+    def _version_tokens(self) -> Counter[str]:
+        tokens: Counter[str] = Counter()
+        for versions in self.versions.values():
+            for version, use in versions.items():
+                tokens[version] += use.tokens
+        return tokens
+
+
+def newest(versions: Sequence[str]) -> str:
+    """The newest of some weights versions: `update-12` is newer than `update-9`, and equal ones are all the newest."""
+    return max(versions, key=_age)
+
+
+def _age(version: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version)]
+
+
+def _member(view: TrajectoryView) -> Member:
+    trajectory = view.trajectory
+    seeds = trajectory.seeds
+    versions: dict[str, tuple[int, int, int]] = {}
+    for each in view.steps:
+        if not each.has_ids or each.step.sampler != "policy":
+            continue
+        for version, start, end in each.step.weights_versions:
+            tokens, step, token = versions.get(str(version), (0, each.index, len(each.prompt_ids) + int(start)))
+            versions[str(version)] = (tokens + max(0, int(end) - int(start)), step, token)
+    return Member(
+        id=trajectory.id,
+        final=trajectory.final,
+        outcome=Outcome(trajectory.outcome),
+        reward=trajectory.reward,
+        success=trajectory.success,
+        steps=len(view.steps),
+        env_seed=seeds.get("env"),
+        sampler_seed=seeds.get("sampler"),
+        task=_digest(trajectory.task),
+        versions=tuple((version, *rest) for version, rest in versions.items()),
+    )
+
+
+def _digest(task: Mapping[str, Any]) -> int:
+    import zlib
+
+    from stepgym.record.json_text import dump_json
+
+    return zlib.crc32(dump_json(dict(task), sort_keys=True).encode(errors="replace"))
+
+
+def _ordered(counts: Counter[str]) -> dict[str, int]:
+    return dict(counts.most_common())
