@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 COPIES = 4
 """Room for so many copies of the weights: the first ones, the current ones, the next ones, and one to spare."""
-PUBLISH_TRIES = 2
+PUBLISH_TRIES = 3
+_BETWEEN_TRIES_S = 2.0
 _ONE_FILE = 2**62
 _PREFIX, _LOCK = "stepgym-weights-", ".lock"
 
@@ -126,6 +127,7 @@ class VLLMSync(WeightSync):
                 if attempt == PUBLISH_TRIES:
                     raise
                 logger.warning("weights %s did not reach every server (%s); they are sent again", version, error)
+                await asyncio.sleep(_BETWEEN_TRIES_S)  # for it to be noticed that a server is gone
         self._version = version
         old, self._folders = self._folders, [folder]
         for path in old:

@@ -18,7 +18,8 @@ from stepgym.errors import UserError
 from stepgym.train.checkpoint import CheckpointStore
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
-from stepgym.train.policy import Policy
+from stepgym.train.lora import LoRAConfig
+from stepgym.train.policy import Policy, PolicyConfig
 
 CONFIG: dict[str, Any] = {
     "mini_batches": 2,
@@ -33,18 +34,27 @@ def weights(policy: Policy) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.model.parameters()])
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize(("architecture", "lora"), [("qwen3", False), ("llama", False), ("qwen3", True)])
 def test_a_resumed_learner_makes_the_bit_identical_next_updates(
-    make: SimpleNamespace, tmp_path: Path, architecture: str
+    make: SimpleNamespace, tmp_path: Path, architecture: str, lora: bool
 ) -> None:
+    def policy(seed: int) -> Policy:
+        if not lora:  # other weights, other reference
+            return make.policy(architecture, seed=seed)
+        adapter = LoRAConfig(rank=2, dropout=0.1)  # the same model below, another adapter
+        return Policy(make.model(architecture), PolicyConfig(device="cpu", lora=adapter), seed=seed)
+
     made = [t for g in range(4) for t in make.group(g, [1.0, 0.0, 0.5], task=f"task {g}")]
-    unbroken = Learner(make.policy(architecture), LearnerConfig(**CONFIG))
+    unbroken = Learner(policy(0), LearnerConfig(**CONFIG))
+    torch.manual_seed(0)
     unbroken.update(made)
     store = CheckpointStore(tmp_path)
     saved = store.save(unbroken, score=0.5, extra={"iteration": 1})
+    assert saved.adapter_path.exists() is lora
+    assert (tmp_path / "reference").exists() is not lora
     for _ in range(2):
         unbroken.update(made)
-    resumed = Learner(make.policy(architecture, seed=7), LearnerConfig(**CONFIG))  # other weights, other reference
+    resumed = Learner(policy(7), LearnerConfig(**CONFIG))
     found = CheckpointStore(tmp_path).restore(resumed)
     assert found == saved
     assert (found.extra, found.score, found.update) == ({"iteration": 1}, 0.5, 4)
@@ -136,6 +146,31 @@ def test_the_model_folder_is_one_that_transformers_loads(make: SimpleNamespace, 
     for one, two in zip(loaded.parameters(), learner.policy.model.parameters(), strict=True):
         assert torch.equal(one, two)
     assert (checkpoint.model_path / "model.safetensors").exists()
+
+
+def test_under_lora_the_model_folder_is_merged_and_the_adapter_lies_beside_it(
+    make: SimpleNamespace, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = LearnerConfig(optimizer={"learning_rate": 0.05})
+    learner = Learner(Policy(make.model(), PolicyConfig(device="cpu", lora=LoRAConfig(rank=2))), config)
+    learner.update(make.group(1, [1.0, 0.0]))
+    checkpoint = CheckpointStore(tmp_path).save(learner)
+    merged = AutoModelForCausalLM.from_pretrained(checkpoint.model_path)
+    apart = PeftModel.from_pretrained(make.model(), str(checkpoint.adapter_path))
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        learned, base = learner.policy.model(ids).logits, make.model()(ids).logits
+        assert torch.allclose(merged(ids).logits, learned, atol=1e-4)
+        assert torch.equal(apart(ids).logits, learned)
+        assert not torch.allclose(base, learned, atol=1e-2)
+    # A checkpoint of a run that trained all weights has no adapter to go on with.
+    other = CheckpointStore(tmp_path / "other")
+    other.save(Learner(make.policy(), LearnerConfig()))
+    with pytest.raises(UserError, match=r"adapter .*: it cannot be read: [^\n]+$"):
+        other.restore(learner)
 
 
 def test_bad_checkpoints_are_refused_in_one_line_and_never_unpickled(make: SimpleNamespace, tmp_path: Path) -> None:
