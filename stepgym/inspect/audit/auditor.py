@@ -25,7 +25,7 @@ from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import GroupView, Member, RunFacts, StepView, TrajectoryView
 from stepgym.inspect.recorded_run import RecordedRun
 from stepgym.record.shard import list_shards
-from stepgym.record.trajectory import Trajectory
+from stepgym.record.trajectory import Trajectory, TrajectoryId
 
 NO_TOKENIZER = "no tokenizer: the run has no renderer/ folder, and none was given (--tokenizer PATH)"
 NO_MODEL = "no model was given (--model PATH)"
@@ -127,6 +127,7 @@ class _Auditor:
         self.members: dict[tuple[str, int, str], list[Member]] = {}
         self.read = 0
         self._seen: set[str] = set()
+        self._unread: dict[tuple[str, int, str], set[int]] = {}
         self._hooks: dict[Level, list[tuple[Check, Any]]] = {
             level: [(each, each.hooks[level]) for each in CHECKS.values() if level in each.hooks and self._can(each)]
             for level in ("step", "trajectory", "group", "run")
@@ -138,6 +139,11 @@ class _Auditor:
         if isinstance(row, BadRow):
             for check, fault in row.faults:
                 self.findings.add(Finding(check, fault.severity, row.id, fault.step, fault.token, fault.text))
+            try:
+                key = TrajectoryId.parse(row.id)
+            except ValueError:
+                return
+            self._unread.setdefault(key.group, set()).add(key.sample)
             return
         name = str(row.id)
         if name in self._seen:
@@ -160,7 +166,13 @@ class _Auditor:
         expected = self._expected()
         for (phase, iteration, task), members in self.members.items():
             members.sort(key=lambda member: member.id)
-            group = GroupView(f"{phase}/{iteration}/{task}", members, expected.get((phase, iteration)), self.facts)
+            group = GroupView(
+                f"{phase}/{iteration}/{task}",
+                members,
+                expected.get((phase, iteration)),
+                self.facts,
+                frozenset(self._unread.get((phase, iteration, task), ())),
+            )
             self.statistics.add_group(group)
             for member in members:
                 self.statistics.add_member(member)

@@ -170,6 +170,17 @@ class StepView:
         last = int(self.response_ids[-1])
         return last if last in self.rendering.stop_ids else None
 
+    @property
+    def asked(self) -> int | None:
+        """Most tokens that the response was asked for; None where that is not known."""
+        known = [most for most in (self.step.max_tokens, self.owner.limits.response) if most is not None]
+        return min(known, default=None)
+
+    @property
+    def end_is_one_too_many(self) -> bool:
+        """Whether the response has one token more than was asked for, and that is the end of the turn."""
+        return self.asked is not None and len(self.response_ids) == self.asked + 1 and self.ended_by is not None
+
     @cached_property
     def spoken(self) -> str:
         """The response as text, without the stop token it ends in."""
@@ -224,12 +235,14 @@ class GroupView(NamedTuple):
         members: Every attempt that is stored, in the order of samples and attempts.
         expected: Number of samples that there should be; None where it is not known.
         facts: What is known about the run.
+        unread: Samples whose rows could not be read; other checks say so.
     """
 
     name: str
     members: Sequence[Member]
     expected: int | None
     facts: RunFacts
+    unread: frozenset[int] = frozenset()
 
     @property
     def standing(self) -> list[Member]:

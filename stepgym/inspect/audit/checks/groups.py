@@ -29,7 +29,7 @@ def missing_samples(group: GroupView) -> Iterator[Fault]:
     samples = {member.id.sample for member in group.members}
     final = {member.id.sample for member in group.members if member.final}
     expected = max(group.expected or 0, max(samples) + 1)
-    missing = sorted(set(range(expected)) - samples)
+    missing = sorted(set(range(expected)) - samples - group.unread)
     open_ended = sorted(samples - final)
     if missing:
         yield Fault(f"samples {_few(missing)} of {expected} are missing", severity="warning", trajectory=group.name)

@@ -24,12 +24,11 @@ def over_limit(view: StepView) -> Iterator[Fault]:
         yield Fault(
             f"prompt and response have {prompt + response} tokens, over the context of {limits.context}", limits.context
         )
-    asked, name = view.step.max_tokens, "the step's max_tokens"
-    if limits.response is not None and (asked is None or limits.response < asked):
-        asked, name = limits.response, "max_response_tokens"
-    appended = response - 1 == asked and view.owner.rendering is not None and view.ended_by is not None
-    if asked is not None and response > asked and not appended:  # else `appended_end_of_turn` says so
-        yield Fault(f"the response has {response} tokens, over {name} = {asked}", prompt + asked)
+    if view.asked is None or response <= view.asked:
+        return
+    if view.owner.rendering is None or not view.end_is_one_too_many:  # else `appended_end_of_turn` says so
+        name = "the step's max_tokens" if view.asked == view.step.max_tokens else "max_response_tokens"
+        yield Fault(f"the response has {response} tokens, over {name} = {view.asked}", prompt + view.asked)
 
 
 @check("step")

@@ -27,25 +27,16 @@ def observation_in_response(view: StepView) -> Iterator[Fault]:
     ids, start = view.response_ids, len(view.prompt_ids)
     rendering = view.rendering
     stops = np.flatnonzero(np.isin(ids[:-1], list(rendering.stop_ids)))
-    if len(stops):
-        at = int(stops[0])
-        after = rendering.decode(ids[at + 1 :])
-        yield Fault(
-            f"{len(ids) - at - 1} tokens stand after the end of the turn{_whose(view, after)}: {snippet(after, 0)}",
-            start + at + 1,
-        )
-        return
-    stopped = view.stopped_at
-    if stopped is None or stopped >= len(view.spoken):
-        return
+    at, what = (int(stops[0]) + 1, "end of the turn") if len(stops) else (len(ids), "")
     body = ids[:-1] if view.ended_by is not None else ids
-    at = _tokens_up_to(view, body, stopped)
-    if at < len(body):
-        after = rendering.decode(body[at:])
+    if view.stopped_at is not None and view.stopped_at < len(view.spoken):
+        stopped = _tokens_up_to(view, body, view.stopped_at)
+        if stopped < min(at, len(body)):
+            at, what = stopped, "stop string that ends the turn"
+    if what:
+        after = rendering.decode(ids[at:])
         yield Fault(
-            f"{len(ids) - at} tokens stand after the stop string that ends the turn{_whose(view, after)}: "
-            f"{snippet(after, 0)}",
-            start + at,
+            f"{len(ids) - at} tokens stand after the {what}{_whose(view, after)}: {snippet(after, 0)}", start + at
         )
 
 

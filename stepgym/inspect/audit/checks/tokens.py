@@ -58,10 +58,10 @@ def appended_end_of_turn(view: StepView) -> Iterator[Fault]:
     if not view.has_ids or view.ended_by is None or step.sampler != "policy":
         return
     at = step.length - 1
-    if _over(view):
+    if view.end_is_one_too_many:
         yield Fault(
             f"the end of the turn is token {len(view.response_ids)} of a response that was asked for "
-            f"{step.max_tokens} at most: it was appended",
+            f"{view.asked} at most: it was appended",
             at,
         )
     elif view.stopped_at == len(view.spoken) and view.spoken:
@@ -104,7 +104,3 @@ def end_of_turn_untrained(run: Statistics) -> Iterator[Fault]:
 def _masked_end_of_turn(view: StepView) -> Iterator[Fault]:
     if view.has_ids and view.ended_by is not None and view.step.loss_mask is not None and not view.step.loss_mask[-1]:
         yield Fault("the end of the turn is in the response but is not trained on", view.step.length - 1, "note")
-
-
-def _over(view: StepView) -> bool:
-    return view.step.max_tokens is not None and len(view.response_ids) > view.step.max_tokens

@@ -31,7 +31,8 @@ def weights_spans(view: StepView) -> Iterator[Fault]:
             )
             return
         at = end
-    if at != response:
+    trained = step.loss_mask is not None and bool(step.loss_mask[min(at, response) :].any())
+    if at != response and not trained:  # else `unsampled_token_trained` says so
         yield Fault(
             f"the weights versions cover {at} of {response} tokens of the response",
             _at(start, min(at, response), response),
