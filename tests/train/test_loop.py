@@ -217,6 +217,53 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(tmp_path: Pat
     assert not (tmp_path / "trajectories").exists()
 
 
+class Interrupted(Witness):
+    """Leaves after two iterations."""
+
+    def iteration(self, number: int, metrics: Mapping[str, Any]) -> None:
+        super().iteration(number, metrics)
+        if number == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_adapter_is_trained_on_a_pretrained_model_and_resumed(
+    run: tuple[Path, TrainingResult, Witness], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    _, before, _ = run
+    fields: dict[str, Any] = {
+        **RECIPE,
+        "model": {"kind": "pretrained", "path": before.model},
+        "policy": {"lora": {"rank": 4}},
+        "algorithm": {"optimizer": {"learning_rate": 5e-3, "warmup_updates": 2}},
+        "checkpoint": {"every": 1},
+        "warm_start": None,
+        "evaluation": {"every": 0, "test_tasks": 6},
+    }
+    recipe = check_recipe(fields, Path("x.yaml"))
+    whole = play(recipe, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        play(recipe, tmp_path / "parts", Interrupted())
+    parts = play(recipe, tmp_path / "parts")
+    assert [row["iteration"] for row in metrics(tmp_path / "parts")] == [1, 2, 3, 4]
+    assert (parts.updates, parts.success_after) == (whole.updates, whole.success_after)
+    one, two = (
+        load_file(CheckpointStore(tmp_path / name / "checkpoints").latest().adapter_path / "adapter_model.safetensors")
+        for name in ("whole", "parts")
+    )
+    assert all(torch.allclose(tensor, two[name], atol=1e-3) for name, tensor in one.items())
+    rewards = [row["reward_mean"] for row in metrics(tmp_path / "whole")]
+    assert sum(rewards[2:]) > sum(rewards[:2])
+    gaps = [row["logprob_gap_max"] for row in metrics(tmp_path / "whole") if "logprob_gap_max" in row]
+    assert max(gaps) < 1e-4  # rollouts were sampled with the adapter
+    base, merged = (load_file(Path(folder) / "model.safetensors") for folder in (before.model, whole.model))
+    moved = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert moved
+    assert all("_proj" in name for name in moved)
+
+
 class Absent:
     """An agent that does not come."""
 
