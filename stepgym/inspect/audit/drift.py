@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 def compare(text: str, ids: Ids, rendering: Rendering, start: int) -> Difference | None:
     """Compares ids, which begin at position `start` of a prompt, with those of a text."""
-    wanted = rendering.ids(text)
+    wanted = rendering.ids(text, keep=start == 0)
     if len(wanted) == len(ids) and (wanted == ids).all():
         return None
     at = common_prefix(wanted, ids)

@@ -61,10 +61,13 @@ class Rendering:
         self._keep(text, prompt.new_ids)
         return text
 
-    def ids(self, text: str) -> Ids:
-        """int32 ids of a text; the first prompt of a group is tokenised once."""
+    def ids(self, text: str, *, keep: bool = False) -> Ids:
+        """int32 ids of a text. `keep` those of a text that comes again, as the first prompt of a group does."""
         known = self._ids.get(text)
-        return known if known is not None else self._keep(text, self.renderer.encode(text))
+        if known is not None:
+            return known
+        ids = self.renderer.encode(text)
+        return self._keep(text, ids) if keep else ids
 
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens shown."""

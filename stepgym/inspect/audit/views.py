@@ -202,6 +202,17 @@ class StepView:
         return self.rendering.text(messages, self.tools)
 
 
+    @cached_property
+    def generation_prompt(self) -> str | None:
+        """What the template adds for sampling; None where it refuses the conversation, or it is not recorded."""
+        if self.messages is None:
+            return None
+        try:
+            return self.rendering.generation_prompt(self.messages, self.tools)
+        except UserError:
+            return None  # `prompt_drift` says that the template refuses the conversation
+
+
 class Member(NamedTuple):
     """What is kept of every trajectory, for the checks that look at more than one.
 

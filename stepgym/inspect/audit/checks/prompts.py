@@ -60,15 +60,10 @@ def not_extended(view: StepView) -> Iterator[Fault]:
 @check("step", needs="tokenizer")
 def generation_prompt(view: StepView) -> Iterator[Fault]:
     """A prompt to sample from ends with the template's generation prompt (promise 2)."""
-    if not view.has_ids or view.messages is None:
+    wanted = view.generation_prompt
+    if not view.has_ids or not wanted:
         return
-    try:
-        wanted = view.rendering.generation_prompt(view.messages, view.tools)
-    except UserError:
-        return  # `prompt_drift` says that the template refuses the conversation
-    if not wanted:
-        return
-    ids = view.rendering.ids(wanted)
+    ids = view.rendering.ids(wanted, keep=True)
     prompt = view.prompt_ids
     if len(prompt) >= len(ids) and (prompt[len(prompt) - len(ids) :] == ids).all():
         return
@@ -82,13 +77,10 @@ def generation_prompt(view: StepView) -> Iterator[Fault]:
 @check("step", needs="tokenizer")
 def response_start(view: StepView) -> Iterator[Fault]:
     """A response begins where the prompt ends: it repeats no generation prompt, and none of it is in the prompt."""
-    if not view.has_ids or view.messages is None or not len(view.response_ids):
+    wanted = view.generation_prompt
+    if not view.has_ids or not wanted:
         return
-    try:
-        wanted = view.rendering.generation_prompt(view.messages, view.tools)
-    except UserError:
-        return
-    ids = view.rendering.ids(wanted)
+    ids = view.rendering.ids(wanted, keep=True)
     if len(ids) > 1 and len(view.response_ids) >= len(ids) and (view.response_ids[: len(ids)] == ids).all():
         yield Fault(f"the response begins with the generation prompt {wanted!r}", len(view.prompt_ids))
 
