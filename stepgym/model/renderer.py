@@ -3,7 +3,7 @@
 A conversation's first prompt is rendered by the chat template. Every later prompt *extends* what was sampled: the
 template says what comes between the end of the sampled turn and the next turn, only that is tokenised, and the
 sampled ids stand as they are. Where the template (or the agent) rewrites what came before, the prompt is rendered anew
-and says why.
+and says why; with `history: append` what was sampled stays all the same.
 """
 
 from __future__ import annotations
@@ -11,34 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from stepgym.env.messages import Message
 from stepgym.errors import UserError
-from stepgym.model.template import ChatTemplate
-from stepgym.model.tool_calls import ParsedTurn, parse_turn
+from stepgym.model.call_format import find_tool_support
+from stepgym.model.continuation import Continuation, Turn
+from stepgym.model.delimiters import Delimiters
+from stepgym.model.family import choose_family
+from stepgym.model.reasoning import find_reasoning
+from stepgym.model.template import find_turn_end
+from stepgym.model.tool_calls import ParsedTurn
+from stepgym.model.turn_reader import TurnReader
 from stepgym.record.step import Ids
 
+__all__ = ["Prompt", "Renderer", "Turn"]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """One prompt and what was sampled for it: all that the next prompt depends on.
-
-    Attributes:
-        messages: The messages that the prompt was rendered from.
-        prompt_text: What the template made of them.
-        message: The assistant message that came back.
-        ended: Whether the response ended in the turn's terminator.
-        truncated: Whether it was cut by a length limit.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    prompt_text: str
-    message: Message
-    ended: bool
-    truncated: bool
+History = Literal["template", "append"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,25 +40,43 @@ class Prompt:
         text: What the template made of the messages.
         new_ids: int32 ids to add to the previous turn's prompt and response, or the whole prompt if not `extends`.
         extends: Whether the previous turn's ids stay.
-        rendering: `first`, `extended`, or why it was rendered anew (see `Step.rendering`).
+        rendering: `first`, `extended`, `appended`, or why it was rendered anew (see `Step.rendering`).
+        opener: The end of the prompt that leaves reasoning open; "" where none is.
     """
 
     text: str
     new_ids: Ids
     extends: bool
     rendering: str
+    opener: str = ""
 
 
 class Renderer:
-    """Renders prompts under a model's chat template, always with the generation prompt, and parses responses.
+    """Renders prompts as a model is used to see them, always with the generation prompt, and parses responses.
 
     Args:
         tokenizer: A `transformers` tokenizer.
         chat_template: Jinja source that replaces the tokenizer's own.
         chat_template_kwargs: Variables for the template.
         today: The date that templates are told; None: the day this is made.
+        kind: Who renders. `auto`: the renderer that the `renderers` library has for the model, where it writes the
+            ids of the tokenizer's own template on a set of conversations, else that template; `template`: always the
+            template; or a family of the library by name (`qwen3`, ...), whatever the tokenizer's template says.
+        history: What becomes of earlier turns that the template would rewrite (by stripping their thinking, say).
+            `template`: the template is followed, the prompt rendered anew. `append`: what was sampled stays, and
+            what the template writes for the new messages is added.
 
-    Raises `UserError` for a tokenizer without a chat template.
+    Attributes:
+        kind: Who renders in the end: `template`, or the family's name.
+        history: As given.
+        template: The chat template; `template.digest` names it.
+        reasoning: The tags that the model thinks between; None for a template that knows no reasoning.
+        terminator: Text of the token that ends an assistant's turn, `terminator_id` its id (None: there is none).
+        stop_token_ids: Ids that end a response: the turn's terminator, that of a turn with tool calls, and the
+            model's end of text.
+
+    Raises:
+        UserError: The tokenizer has no chat template, or `kind` or `history` cannot be.
     """
 
     def __init__(
@@ -77,18 +86,49 @@ class Renderer:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         today: date | None = None,
+        kind: str = "auto",
+        history: History = "template",
     ) -> None:
+        if history not in ("template", "append"):
+            raise UserError(f"renderer.history: {history!r} is not known; it is template or append")
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer, source=chat_template, kwargs=chat_template_kwargs, today=today)
+        self.history: History = history
         self._fast: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
-        end_ids = self.encode(self.template.turn_end).tolist()
-        self.terminator_id: int | None = end_ids[0] if end_ids else tokenizer.eos_token_id
-        """Id of the token that ends an assistant's turn."""
-        self.terminator = "" if self.terminator_id is None else str(tokenizer.decode([self.terminator_id]))
-        ends = (self.terminator_id, tokenizer.eos_token_id)
+        self._family, self.template = choose_family(
+            kind,
+            tokenizer,
+            chat_template=chat_template,
+            kwargs=chat_template_kwargs,
+            today=today,
+            keep_thinking=history == "append",
+            encode=self.encode,
+        )
+        self.kind = self._family.name if self._family is not None else "template"
+        self._tools = find_tool_support(self.template)
+        self.template.arguments_as_text = self._tools.arguments_as_text
+        self.reasoning = find_reasoning(self.template)
+        self._reader = TurnReader(self.reasoning, self._tools.format)
+        self._delimiters = Delimiters(self._reader.delimiters, self.encode, self.decode)
+        self._family_reads = self._family is not None and bool(self._tools.turn) and self._tools.format is None
+        self._find_terminators()
+        self._continuation = Continuation(self.template, self._reader, list(self._terminators.values()))
+
+    def _find_terminators(self) -> None:
+        """Which tokens end a turn: the first special token after an answer, and after a call."""
+        end = self.tokenizer.eos_token_id
+        special = {end, *self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        after_answer = [i for i in self.encode(find_turn_end(self.template)).tolist() if i in special]
+        self.terminator_id: int | None = after_answer[0] if after_answer else end
+        found = {self.terminator_id}
+        if self._tools.format is not None and (after_call := self.encode(self._tools.turn.rstrip()).tolist()):
+            last = after_call[-1]
+            if last in special and self.decode([last]) not in self._tools.format.delimiters:
+                found.add(last)
+        self._terminators = {i: self.decode([i]) for i in found if i is not None}
+        self.terminator = "" if self.terminator_id is None else self._terminators[self.terminator_id]
+        library = self._family.stop_token_ids if self._family is not None else ()
+        ends = (self.terminator_id, *self._terminators, end, *library)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
-        """Ids that end a response: the turn's terminator and the model's end of text."""
-        self._tools_in_template = "<tool_call>" in self.template.source
 
     def encode(self, text: str) -> Ids:
         """int32 ids of a text, with no special tokens added."""
@@ -116,83 +156,127 @@ class Renderer:
         Args:
             messages: The whole conversation.
             tools: Tool schemas on offer.
-            previous: The conversation's last turn; its messages and its answer must be how `messages` starts.
+            previous: The conversation's last turn; its messages and its answer must be how `messages` starts. None
+                renders the conversation from scratch.
 
-        Raises `UserError` when the template refuses the conversation, or has no way to show tools.
+        Raises `UserError` when the template refuses the conversation, shows no tools, or writes calls in a format
+        that is not known.
         """
-        if tools and not self._tools_in_template:
-            raise UserError(
-                "the chat template has no <tool_call> format, so tool calls could not be recognised; "
-                "use a model whose template shows tools, or the environment's tag actions"
-            )
+        if tools:
+            self._check_tools()
         text = self.template.apply(messages, tools, to_sample=True)
+        opener = self.opener(text)
         if previous is None:
-            return Prompt(text, self.encode(text), extends=False, rendering="first")
-        addition, reason = self._addition(text, messages, tools, previous)
-        if addition is None:
-            return Prompt(text, self.encode(text), extends=False, rendering=reason)
-        return Prompt(text, self.encode(addition), extends=True, rendering="extended")
+            return Prompt(text, self._render(text, messages, tools), False, "first", opener)
+        addition, reason = self._continuation.addition(text, messages, tools, previous)
+        if addition is not None:
+            ids = self._extend(addition, messages, tools, previous)
+            return Prompt(text, ids, True, "appended" if previous.appended else "extended", opener)
+        if self.history == "append" and reason != "tools_changed":
+            stays = self._append(messages, tools, previous)
+            if stays is not None:
+                return Prompt(text, stays, True, "appended", opener)
+        return Prompt(text, self._render(text, messages, tools), False, reason, opener)
 
-    def _addition(
-        self, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
-    ) -> tuple[str | None, str]:
-        """What the template writes after the sampled turn, or None and the reason why that cannot be told."""
-        message = previous.message
-        if not text.startswith(previous.prompt_text):
-            return None, self._reason(previous)
-        rest = text[len(previous.prompt_text) :]
-        end = _after(rest, _spoken(message), self.terminator)
-        if end is None:
-            # The template may write the same turn in other characters (the spaces of a tool call's JSON, say): what
-            # it wrote is then read back, and has to mean what was sampled.
-            closed = self.template.apply(messages[: len(previous.messages) + 1], tools, to_sample=False)
-            if not closed.startswith(previous.prompt_text):
-                return None, self._reason(previous)
-            turn, found, _ = closed[len(previous.prompt_text) :].rpartition(self.terminator)
-            if not found or not self._means(turn, message, bool(tools)):
-                return None, self._reason(previous)
-            end = _after(rest, turn, self.terminator)
-            if end is None:
-                return None, self._reason(previous)
-        if previous.ended:
-            end += len(self.terminator)
-        return rest[end:], ""
+    def generation_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What the template adds to a conversation to sample from; "" for templates with nothing of their own.
 
-    def _means(self, turn: str, message: Message, tools: bool) -> bool:
-        """Whether a turn's text, read back, is the message."""
-        parsed = parse_turn(turn, tools=tools, reasoning=self.template.knows_reasoning)
-        return (
-            not parsed.invalid
-            and not message.get("invalid_tool_calls")
-            and parsed.content.strip() == (message.get("content") or "").strip()
-            and (parsed.reasoning or "").strip() == (message.get("reasoning_content") or "").strip()
-            and [call["function"] for call in parsed.tool_calls]
-            == [call["function"] for call in message.get("tool_calls") or ()]
-        )
+        Raises `UserError` when the template refuses the conversation.
+        """
+        return self.template.generation_prompt(messages, tools)
 
-    def _reason(self, previous: Turn) -> str:
-        if previous.truncated:
-            return "truncated_turn"
-        if "</think>" in previous.message.get("text", ""):
-            return "thinking_stripped"
-        return "template_rewrote_history"
+    def opener(self, prompt_text: str) -> str:
+        """The end of a prompt that leaves reasoning open (`<think>\\n`, say); "" where none is."""
+        return self.reasoning.opener(prompt_text) if self.reasoning is not None else ""
+
+    def _check_tools(self) -> None:
+        if not self._tools.shown:
+            raise UserError(
+                f"model {self.template.name}: the chat template does not show tools; "
+                "use a model whose template does, or the environment's tag actions"
+            )
+        if self._tools.format is None and not self._family_reads:
+            raise UserError(
+                f"model {self.template.name}: the chat template writes tool calls in a format that is not known, so "
+                "they could not be recognised; use another model, or the environment's tag actions"
+            )
+
+    def _render(self, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Ids:
+        """Ids of a whole prompt."""
+        return self._family.render(messages, tools) if self._family is not None else self.encode(text)
+
+    def _extend(
+        self,
+        addition: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        previous: Turn,
+    ) -> Ids:
+        """Ids of what follows the sampled turn: the library's, where they say what the template says."""
+        bridged = self._bridge(messages, tools, previous)
+        if bridged is not None and self.decode(bridged) == addition:
+            return bridged
+        return self.encode(addition)
+
+    def _append(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
+    ) -> Ids | None:
+        bridged = self._bridge(messages, tools, previous)
+        if bridged is not None:
+            return bridged
+        addition = self._continuation.stand_in(messages, tools, previous)
+        return None if addition is None else self.encode(addition)
+
+    def _bridge(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
+    ) -> Ids | None:
+        if self._family is None or previous.prompt_ids is None or previous.response_ids is None:
+            return None
+        news = messages[len(previous.messages) + 1 :]
+        return self._family.extend(previous.prompt_ids, previous.response_ids, news, tools)
 
     # ---- responses ----------------------------------------------------------------------------------------------
 
     def read(
-        self, response_ids: Ids, *, stop: Sequence[str], tools: Sequence[Mapping[str, Any]], id_prefix: str
+        self,
+        response_ids: Ids,
+        *,
+        stop: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+        id_prefix: str,
+        opener: str = "",
     ) -> tuple[Message, bool]:
-        """The assistant message that response ids stand for, and whether they end in the turn's terminator.
+        """The assistant message that response ids stand for, and whether they end in a turn's terminator.
 
         The text ends at the first stop string, kept; ids that overshoot it stay in the record but not in the message.
+        Reasoning that never ends leaves no content; `text` has all of it.
+
+        Args:
+            response_ids: int32 array [R] as the engine returned it.
+            stop: Strings that ended the response.
+            tools: Tool schemas that were on offer; without any nothing is a tool call.
+            id_prefix: Call ids are `{id_prefix}_{index}` where the model writes none.
+            opener: What the prompt ended in that left reasoning open (`Prompt.opener`); `text` begins with it.
         """
         spoken, ended = response_ids, False
         if len(spoken) and int(spoken[-1]) in self.stop_token_ids:
-            ended = int(spoken[-1]) == self.terminator_id
+            ended = int(spoken[-1]) in self._terminators
             spoken = spoken[:-1]
-        text = _cut_after_stop(self.decode(spoken), stop)
-        parsed = parse_turn(text, tools=bool(tools), reasoning=self.template.knows_reasoning, id_prefix=id_prefix)
-        return _message(text, parsed), ended
+        whole = self.decode(spoken)
+        text = _cut_after_stop(whole, stop)
+        if self._family_reads:
+            parsed = self._read_with_family(spoken, text, len(text) < len(whole), tools, id_prefix, opener)
+        else:
+            shadow = opener + self._delimiters.shadow(text, spoken)
+            parsed = self._reader.parse(opener + text, shadow, tools=tools, id_prefix=id_prefix)
+        return _message(opener + text, parsed), ended
+
+    def _read_with_family(
+        self, ids: Ids, text: str, cut: bool, tools: Sequence[Mapping[str, Any]], id_prefix: str, opener: str
+    ) -> ParsedTurn:
+        assert self._family is not None
+        ids = self.encode(text) if cut else ids
+        return self._family.parse(ids, self.encode(opener) if opener else None, tools, id_prefix=id_prefix)
 
     def encode_response(
         self,
@@ -204,36 +288,60 @@ class Renderer:
     ) -> Ids:
         """int32 ids that a model would have sampled to say `message`.
 
-        They are its text and, unless a stop string ends it, the terminator. A message with tool calls and no `text` is
-        written as the template writes it.
+        They are its text and, unless a stop string ends it, the terminator. A message with tool calls or reasoning and
+        no `text` is written as the template writes it. Reasoning that the generation prompt opened is closed first.
+
+        Raises `UserError` for a message that the template does not write where its generation prompt says it stands.
         """
         if isinstance(message, str):
-            text = message
-        elif "text" in message or not message.get("tool_calls"):
+            message = {"role": "assistant", "content": message, "text": message}
+        opener = self.opener(self.template.apply(messages, tools, to_sample=True)) if self.reasoning else ""
+        written = bool(message.get("tool_calls") or message.get("reasoning_content"))
+        if "text" in message or not written:
             text = str(message.get("text", message.get("content") or ""))
+            text = self._after_opener(text, opener)
         else:
-            head = self.template.apply(messages, tools, to_sample=True)
-            closed = self.template.apply([*messages, message], tools, to_sample=False)
-            if not closed.startswith(head):
-                raise UserError("the chat template does not write a turn where its generation prompt says it stands")
-            text = closed[len(head) :].rpartition(self.terminator)[0]
+            text = self._as_template_writes(messages, message, tools, opener)
         if text.endswith(tuple(stop)) and stop:
             return self.encode(text)
         return self.encode(text + self.terminator)
 
+    def _after_opener(self, text: str, opener: str) -> str:
+        """What is left to say of a turn's text when the prompt has opened the reasoning already."""
+        if not opener or self.reasoning is None:
+            return text
+        if text.startswith(opener):
+            return text[len(opener) :]
+        if text.lstrip().startswith(self.reasoning.open):
+            return text.lstrip()[len(self.reasoning.open) :].lstrip("\n")
+        return f"\n{self.reasoning.close}\n\n{text}"
 
-def _spoken(message: Message) -> str:
-    """The turn's text as a template that writes content as it is would show it."""
-    if message.get("tool_calls") or message.get("reasoning_content"):
-        return str(message.get("text", ""))
-    return str(message.get("content") or "")
+    def _as_template_writes(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+        opener: str,
+    ) -> str:
+        head = self.template.apply(messages, tools, to_sample=True)
+        closed = self.template.apply([*messages, message], tools, to_sample=False)
+        if closed.startswith(head):
+            return self._without_terminator(closed[len(head) :])
+        bare = head[: len(head) - len(opener)]
+        if self.reasoning is not None and closed.startswith(bare):  # the template strips or skips the reasoning
+            said = self._without_terminator(closed[len(bare) :])
+            thought = str(message.get("reasoning_content") or "")
+            if not opener:
+                return f"{self.reasoning.open}\n{thought}\n{self.reasoning.close}\n\n{said}" if thought else said
+            return f"{thought}\n{self.reasoning.close}\n\n{said}"
+        raise UserError("the chat template does not write a turn where its generation prompt says it stands")
 
-
-def _after(rest: str, turn: str, terminator: str) -> int | None:
-    """Where `rest` goes on after `turn`, if it starts with it and the turn ends there."""
-    if rest.startswith(turn) and rest.startswith(terminator, len(turn)):
-        return len(turn)
-    return None
+    def _without_terminator(self, turn: str) -> str:
+        for terminator in self._terminators.values():
+            before, found, after = turn.rpartition(terminator)
+            if found and not after.strip():
+                return before
+        return turn
 
 
 def _cut_after_stop(text: str, stop: Sequence[str]) -> str:

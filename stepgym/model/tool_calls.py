@@ -1,19 +1,16 @@
-"""Tool calls and reasoning in the text of a turn.
+"""Tool calls: what a turn's text holds, and how the formats that models write them in are read.
 
-The format is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them.
 What looks like a tool call and does not parse is reported as such; it is never taken for a final answer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_CALL = re.compile(re.escape(OPEN) + r"(.*?)(" + re.escape(CLOSE) + r"|$)", re.DOTALL)
-_REASONING = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,47 +19,91 @@ class ParsedTurn:
 
     Attributes:
         content: What is left outside reasoning and tool calls.
-        reasoning: Text between `<think>` and `</think>` at the start of the turn; None without one.
+        reasoning: Text between the model's reasoning tags at the start of the turn; None without any.
         tool_calls: In the OpenAI wire format, `arguments` as JSON text.
         invalid: `{text, error}` for each thing that looks like a tool call and is not one.
+        closed: Whether the turn's reasoning ends (True without reasoning).
     """
 
     content: str
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     invalid: list[dict[str, str]] = field(default_factory=list)
+    closed: bool = True
 
 
-def parse_turn(text: str, *, tools: bool, reasoning: bool, id_prefix: str = "call") -> ParsedTurn:
-    """Take a turn apart.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as it was read. `id` is what the model called it, where the format has that."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+
+@dataclass(slots=True)
+class Calls:
+    """What a format found in a turn: the calls, what looks like one and is none, and the text around them."""
+
+    found: list[Call] = field(default_factory=list)
+    invalid: list[dict[str, str]] = field(default_factory=list)
+    content: str = ""
+
+    def refuse(self, text: str, error: str) -> None:
+        """Report something that looks like a call."""
+        self.invalid.append({"text": text.strip()[:2000], "error": error})
+
+    def take(self, text: str, call: Call | str) -> None:
+        """Keep a call, or report why it is none."""
+        if isinstance(call, str):
+            self.refuse(text, call)
+        else:
+            self.found.append(call)
+
+
+class ToolCallFormat(ABC):
+    """How a model writes tool calls.
+
+    Attributes:
+        delimiters: Texts that set a call apart; where one is a token, only that token counts.
+        short_ids: Whether the template wants ids of nine letters and digits, as Mistral's do.
+    """
+
+    delimiters: tuple[str, ...] = ()
+    short_ids: bool = False
+
+    @abstractmethod
+    def read(self, text: str, shadow: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+        """Find the calls in a text.
+
+        Args:
+            text: The turn without its reasoning.
+            shadow: The same, with delimiters blotted out that are only spelled (see `Delimiters`).
+            tools: JSON schemas of the tools on offer.
+        """
+
+    def looks_like_call(self, shadow: str) -> bool:
+        """Whether a text has a delimiter of a call in it."""
+        return any(delimiter in shadow for delimiter in self.delimiters)
+
+
+def wire_calls(calls: Sequence[Call], id_prefix: str, *, short_ids: bool = False) -> list[dict[str, Any]]:
+    """Calls in the OpenAI wire format, with ids `{id_prefix}_{index}` where the model gave none of its own.
 
     Args:
-        text: The turn as sampled, without its terminator.
-        tools: Whether tools were on offer; without them nothing is a tool call.
-        reasoning: Whether `<think>` is the model's own reasoning, to be split off.
-        id_prefix: Call ids are `{id_prefix}_{index}`.
+        calls: As they were read.
+        id_prefix: What ids begin with.
+        short_ids: Whether an id must have nine letters and digits.
     """
-    thought = None
-    if reasoning and (match := _REASONING.match(text)):
-        thought = match.group(1).strip("\n")
-        text = text[match.end() :].lstrip("\n")
-    if not tools or (OPEN not in text and CLOSE not in text):
-        return ParsedTurn(content=text, reasoning=thought)
-    calls: list[dict[str, Any]] = []
-    invalid: list[dict[str, str]] = []
-    for match in _CALL.finditer(text):
-        body, closed = match.group(1), bool(match.group(2))
-        parsed = _parse_call(body) if closed else f"{OPEN} is never closed"
-        if isinstance(parsed, str):
-            invalid.append({"text": match.group(0), "error": parsed})
-        else:
-            name, arguments = parsed
-            function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            calls.append({"id": f"{id_prefix}_{len(calls)}", "type": "function", "function": function})
-    content = _CALL.sub("", text)
-    if CLOSE in content:
-        invalid.append({"text": content.strip()[:500], "error": f"{CLOSE} without {OPEN}"})
-    return ParsedTurn(content=content.strip(), reasoning=thought, tool_calls=calls, invalid=invalid)
+    own = {call.id for call in calls}
+    shown = []
+    for index, call in enumerate(calls):
+        given = call.id if call.id and len(own) == len(calls) else f"{id_prefix}_{index}"
+        if short_ids and not (len(given) == 9 and given.isalnum()):
+            given = hashlib.sha256(given.encode()).hexdigest()[:9]
+        function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        shown.append({"id": given, "type": "function", "function": function})
+    return shown
 
 
 def check_wire_calls(calls: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
@@ -71,7 +112,7 @@ def check_wire_calls(calls: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     invalid: list[dict[str, str]] = []
     for call in calls:
         function = call.get("function") or {}
-        error = _arguments_error(function.get("name"), function.get("arguments"))
+        error = arguments_error(function.get("name"), function.get("arguments"))
         if error:
             invalid.append({"text": json.dumps(function, ensure_ascii=False, default=str), "error": error})
         else:
@@ -79,23 +120,8 @@ def check_wire_calls(calls: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     return valid, invalid
 
 
-def _parse_call(body: str) -> tuple[str, dict[str, Any]] | str:
-    """Name and arguments, or what is wrong."""
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}"
-    if not isinstance(call, dict):
-        return "not a JSON object with 'name' and 'arguments'"
-    name, arguments = call.get("name"), call.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return "'name' is missing"
-    if not isinstance(arguments, dict):
-        return f"'arguments' must be a JSON object, not {type(arguments).__name__}"
-    return name, arguments
-
-
-def _arguments_error(name: object, arguments: object) -> str:
+def arguments_error(name: object, arguments: object) -> str:
+    """What is wrong with a call's name and arguments (a mapping, or JSON text of one); "" if nothing is."""
     if not isinstance(name, str) or not name:
         return "'name' is missing"
     if isinstance(arguments, str):

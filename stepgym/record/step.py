@@ -51,9 +51,14 @@ class Step:
         finish_reason: As the engine gave it: `stop`, `length`, `abort`, ...
         new_messages: The messages that were added to the conversation since the turn that it `follows` (else: all).
         message: The assistant message that was parsed from the response.
-        rendering: How the prompt came about: `first`, `extended` (what was sampled, plus new tokens), or the reason
-            for which it was rendered anew (`template_rewrote_history`, `thinking_stripped`, `agent_rewrote_history`,
-            `truncated_turn`). Empty where unknown (steps made by hand).
+        rendering: How the prompt came about. `first`: rendered from scratch, to begin a conversation. `extended`: what
+            was sent and sampled before, plus new tokens, which says what the template says of the whole conversation.
+            `appended`: extended too, where the template would have rewritten earlier turns (`history: append`), in
+            this turn or before. All else is a reason for which the prompt was rendered anew: `thinking_stripped` (the
+            template leaves out earlier reasoning), `template_rewrote_history` (it writes earlier messages in another
+            way), `truncated_turn` (a turn that was cut off is not written as it was sampled), `tools_changed` (other
+            tools on offer), `agent_rewrote_history` (the agent's messages are not those of the record). Empty where
+            unknown (steps made by hand).
         sampling: How the response was sampled; None where unknown.
         stop: Strings that would have ended the response.
         max_tokens: Most tokens that were asked for; None where unknown.

@@ -420,4 +420,5 @@ def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None, c
         found |= {"model": engine.model, "engine": engine.kind}
     if renderer is not None:
         found |= {"template": renderer.template.digest, "template_date": renderer.template.today.isoformat()}
+        found |= {"renderer": renderer.kind, "history": renderer.history}
     return found

@@ -175,7 +175,9 @@ class Session:
         assert renderer is not None
         started = time.perf_counter()
         conversation = self._find(messages)
-        prompt = renderer.prompt(messages, tools, conversation.turn if conversation else None)
+        rewrote = self._rewrote(messages, conversation)
+        previous = conversation.turn if conversation and not rewrote else None
+        prompt = renderer.prompt(messages, tools, previous)
         if conversation is not None and prompt.extends:
             ids = _going_on(conversation)
         else:
@@ -199,7 +201,9 @@ class Session:
         answered = time.perf_counter()
         response_ids = np.asarray(completion.response_ids, dtype=np.int32)
         ids.append(response_ids)
-        message, ended = renderer.read(response_ids, stop=stop, tools=tools, id_prefix=f"call_{number}")
+        message, ended = renderer.read(
+            response_ids, stop=stop, tools=tools, id_prefix=f"call_{number}", opener=prompt.opener
+        )
         cut = completion.finish_reason == "length"
         status: StepStatus = "truncated" if cut else "malformed" if message.get("invalid_tool_calls") else "ok"
         self._record(
@@ -212,7 +216,7 @@ class Session:
                 finish_reason=completion.finish_reason,
                 new_messages=_news(messages, conversation),
                 message=message,
-                rendering="agent_rewrote_history" if self._rewrote(messages, conversation) else prompt.rendering,
+                rendering="agent_rewrote_history" if rewrote else prompt.rendering,
                 sampling=_sampled_by(self.sampling, engine.logprobs_kind),
                 stop=tuple(stop),
                 max_tokens=budget,
@@ -226,7 +230,18 @@ class Session:
                 },
             ),
             messages,
-            Turn(messages=list(messages), prompt_text=prompt.text, message=message, ended=ended, truncated=cut),
+            Turn(
+                messages=list(messages),
+                prompt_text=prompt.text,
+                message=message,
+                ended=ended,
+                truncated=cut,
+                tools=tools,
+                opener=prompt.opener,
+                appended=prompt.rendering == "appended",
+                prompt_ids=prompt_ids,
+                response_ids=response_ids,
+            ),
             ids,
         )
         if cut and by_context:

@@ -74,11 +74,17 @@ class RendererConfig(_Section):
     """How messages become prompts.
 
     Attributes:
+        kind: Who renders. `auto`: the `renderers` library's renderer of the model's family, where it writes the ids of
+            the model's own template, else that template; `template`: the template; or a family's name (`qwen3`).
+        history: What becomes of earlier turns that the template would rewrite, by stripping their thinking, say.
+            `template`: the template is followed; `append`: what was sampled stays.
         chat_template: A Jinja file that replaces the model's own template.
         chat_template_kwargs: Variables for the template, such as `enable_thinking`.
         template_date: What a template that asks for the date is told; null: the day the run started.
     """
 
+    kind: str = "auto"
+    history: Literal["template", "append"] = "template"
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     template_date: date | None = None

@@ -55,6 +55,8 @@ def make_renderer(config: RendererConfig, tokenizer: Any) -> Renderer:
         chat_template=source,
         chat_template_kwargs=config.chat_template_kwargs,
         today=config.template_date,
+        kind=config.kind,
+        history=config.history,
     )
 
 

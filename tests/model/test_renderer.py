@@ -187,7 +187,7 @@ def test_a_model_without_a_chat_template_is_one_clear_line(tokenizer: Any) -> No
 
 
 def test_a_template_without_tools_refuses_tools(tokenizer: Any) -> None:
-    with pytest.raises(UserError, match="tool_call"):
+    with pytest.raises(UserError, match="does not show tools"):
         Renderer(tokenizer, chat_template=DATED).prompt([user("x")], TOOLS)
 
 

@@ -1,0 +1,178 @@
+"""Tool calls written as JSON: Hermes and Qwen, Llama 3, Mistral, and whoever else puts an object between delimiters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepgym.model.tool_calls import Call, Calls, ToolCallFormat
+
+_DECODER = json.JSONDecoder()
+_BETWEEN = " \t\r\n;,"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls(ToolCallFormat):
+    """JSON objects with a name and arguments.
+
+    Attributes:
+        open: What stands before a call; "" where the whole turn is the call (Llama 3).
+        close: What stands after it; "" where it goes on to the turn's end, or to the next `open`.
+        arguments_key: `arguments`, or `parameters` as in Llama 3.
+        name_key: Where the tool's name stands.
+        nested: Whether name and arguments stand inside a `function` object.
+        listed: Whether the calls are written as one list.
+        id_key: Where the call's id stands; None where none is written.
+        short_ids: See `ToolCallFormat`.
+    """
+
+    open: str = "<tool_call>"
+    close: str = "</tool_call>"
+    arguments_key: str = "arguments"
+    name_key: str = "name"
+    nested: bool = False
+    listed: bool = False
+    id_key: str | None = None
+    short_ids: bool = False
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Texts that set a call apart."""
+        return tuple(text for text in (self.open, self.close) if text) or ("<|python_tag|>",)
+
+    def read(self, text: str, shadow: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+        """See `ToolCallFormat.read`."""
+        if not self.open:
+            return self._read_bare(text, tools)
+        if self.open not in shadow and (not self.close or self.close not in shadow):
+            return Calls(content=text)
+        calls, outside, at = Calls(), [], 0
+        for begin, end, body, closed in self._bodies(shadow):
+            outside.append((at, begin))
+            at = end
+            if closed:
+                self._take(calls, text[begin:end], text[body[0] : body[1]])
+            else:
+                calls.refuse(text[begin:end], f"{self.open} is never closed")
+        outside.append((at, len(text)))
+        calls.content = "".join(text[a:b] for a, b in outside).strip()
+        if self.close and any(self.close in shadow[a:b] for a, b in outside):
+            calls.refuse(calls.content, f"{self.close} without {self.open}")
+        return calls
+
+    def _bodies(self, shadow: str) -> Iterator[tuple[int, int, tuple[int, int], bool]]:
+        """Begin and end of each call, of what stands in it, and whether it is closed."""
+        end = re.escape(self.close) if self.close else f"(?={re.escape(self.open)})|$"
+        for match in re.finditer(f"{re.escape(self.open)}(.*?)({end}|$)", shadow, re.DOTALL):
+            yield match.start(), match.end(), match.span(1), not self.close or bool(match.group(2))
+
+    def _take(self, calls: Calls, whole: str, body: str) -> None:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            calls.refuse(whole, f"not JSON: {error}")
+            return
+        for item in self._items(value):
+            calls.take(whole, self._call(item))
+
+    def _items(self, value: Any) -> list[Any]:
+        return (value or [value]) if self.listed and isinstance(value, list) else [value]
+
+    def _call(self, value: Any) -> Call | str:
+        """The call that a JSON value stands for, or what is wrong with it."""
+        if self.nested and isinstance(value, dict):
+            value = value.get("function")
+        if not isinstance(value, dict):
+            return f"not a JSON object with {self.name_key!r} and {self.arguments_key!r}"
+        name, arguments = value.get(self.name_key), value.get(self.arguments_key, {})
+        if not isinstance(name, str) or not name:
+            return f"{self.name_key!r} is missing"
+        if not isinstance(arguments, dict):
+            return f"{self.arguments_key!r} must be a JSON object, not {type(arguments).__name__}"
+        given = value.get(self.id_key) if self.id_key else None
+        return Call(name, arguments, given if isinstance(given, str) and given else None)
+
+    def _read_bare(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+        """The whole turn is a call, or several with `;` between them; `<|python_tag|>` may stand before."""
+        tagged = text.lstrip().startswith("<|python_tag|>")
+        body = text.replace("<|python_tag|>", "", 1).strip() if tagged else text.strip()
+        if not tagged and not body.startswith(("{", "[{")):
+            return self._beside(text, tools)
+        calls, at = Calls(), 0
+        try:
+            while at < len(body):
+                value, at = _DECODER.raw_decode(body, at)
+                for item in value if isinstance(value, list) and value else [value]:
+                    call = self._call(item)
+                    if isinstance(call, Call) and self.arguments_key not in item:
+                        call = f"{self.arguments_key!r} is missing"
+                    calls.take(text, call)
+                while at < len(body) and body[at] in _BETWEEN:
+                    at += 1
+        except (ValueError, RecursionError) as error:
+            calls = Calls()
+            calls.refuse(text, f"not a tool call alone: {error}")
+        if calls.invalid and not tagged and not self._resembles(body):
+            return Calls(content=text)  # JSON that says nothing of a tool is an answer in JSON
+        return calls
+
+    def _beside(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+        """Text that does not start as a call: a call anywhere in it is one that nobody would run."""
+        calls = Calls(content=text)
+        for match in re.finditer(r"\{", text):
+            if not self._resembles(text[match.start() : match.start() + 400]):
+                continue
+            try:
+                value, _ = _DECODER.raw_decode(text, match.start())
+            except (ValueError, RecursionError):
+                continue
+            call = self._call(value)
+            if isinstance(call, Call) and call.name in {(tool.get("function") or {}).get("name") for tool in tools}:
+                calls.refuse(text[match.start() :], "a tool call must be all that the turn says")
+                break
+        return calls
+
+    def _resembles(self, body: str) -> bool:
+        return f'"{self.name_key}"' in body and any(f'"{key}"' in body for key in ("parameters", "arguments"))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJsonCalls(ToolCallFormat):
+    """Mistral's newer way: `[TOOL_CALLS]name[ARGS]{...}`, each call with a token of its own.
+
+    Attributes:
+        short_ids: See `ToolCallFormat`.
+    """
+
+    short_ids: bool = False
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Texts that set a call apart."""
+        return ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def read(self, text: str, shadow: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
+        """See `ToolCallFormat.read`."""
+        pieces = [match.start() for match in re.finditer(r"\[TOOL_CALLS\]", shadow)]
+        calls = Calls(content=text if not pieces else text[: pieces[0]].strip())
+        if "[ARGS]" in shadow[: pieces[0] if pieces else len(text)]:
+            calls.refuse(text, "[ARGS] without [TOOL_CALLS]")
+        for begin, end in zip(pieces, [*pieces[1:], len(text)], strict=True):
+            head, separator, _ = shadow[begin + len("[TOOL_CALLS]") : end].partition("[ARGS]")
+            if not separator:
+                calls.refuse(text[begin:end], "[ARGS] is missing")
+                continue
+            name, _, given = head.partition("[CALL_ID]")
+            try:
+                arguments = json.loads(text[begin + len("[TOOL_CALLS]") + len(head) + len("[ARGS]") : end])
+            except (ValueError, RecursionError) as error:
+                calls.refuse(text[begin:end], f"not JSON: {error}")
+                continue
+            if not name.strip() or not isinstance(arguments, dict):
+                calls.refuse(text[begin:end], "a name and a JSON object of arguments are needed")
+            else:
+                calls.found.append(Call(name.strip(), arguments, given.strip() or None))
+        return calls
