@@ -76,8 +76,8 @@ def renderer_settings(renderer: Renderer) -> dict[str, Any]:
     """All that a renderer's prompts depend on besides its tokenizer, as JSON."""
     template = renderer.template
     return {
-        "kind": getattr(renderer, "kind", "template"),
-        "history": getattr(renderer, "history", "template"),
+        "kind": renderer.kind,
+        "history": renderer.history,
         "chat_template": template.source,
         "chat_template_kwargs": template.kwargs,
         "template_date": template.today.isoformat(),
@@ -96,16 +96,10 @@ def _make(tokenizer: Any, settings: Mapping[str, Any], day: date) -> Renderer:
     source = settings.get("chat_template")
     return Renderer(
         tokenizer,
-        **_TEMP(settings),
+        kind=kind,
+        history=settings.get("history", "template"),
         # The library's renderers stand for a model's own template and take no other.
         chat_template=None if kind not in ("auto", "template") or source == own else source,
         chat_template_kwargs=settings.get("chat_template_kwargs") or {},
         today=day,
     )
-
-
-def _TEMP(settings):
-    import inspect
-
-    known = inspect.signature(Renderer.__init__).parameters
-    return {k: settings[k] for k in ("kind", "history") if k in known and k in settings}

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from stepgym.errors import UserError
+from stepgym.inspect.audit.reading import ended
 from stepgym.inspect.audit.rendering import Rendering
 from stepgym.inspect.audit.views import StepView
+from stepgym.model.renderer import Turn
 from stepgym.record.delta import common_prefix
 from stepgym.record.step import Ids
 
@@ -64,17 +68,47 @@ def expected_addition(
         before, text = rendering.text(parent.messages, tools), rendering.text(view.messages, tools)
     if not text.startswith(before):
         return None
-    end = rendering.terminator_text
     said = parent.step.message
     turns = [parent.spoken[: parent.stopped_at]]
     if not strict:
         turns += [str(said.get("text") or ""), str(said.get("content") or "")]
     for turn in turns:
         stop = len(before) + len(turn)
-        if text.startswith(turn, len(before)) and text.startswith(end, stop):
-            ended = parent.ended_by is not None and parent.ended_by == rendering.terminator
-            return text[stop + len(end) if ended else stop :]
+        if not text.startswith(turn, len(before)):
+            continue
+        for end in rendering.ends:
+            if text.startswith(end, stop):
+                return text[stop + len(end) if ended(parent) else stop :]
     return None
+
+
+def as_rendered(view: StepView) -> bool:
+    """Whether the renderer, told how the conversation went, gives the very ids of the prompt.
+
+    Asked where the template's text cannot tell: for turns that stay although the template would rewrite them, and for
+    families of the `renderers` library, whose ids need not be those of their text. Raises `UserError` as it does.
+    """
+    renderer, parent, messages = view.rendering.renderer, view.parent, view.messages
+    if messages is None:
+        return False
+    previous = None
+    if view.extends and parent is not None and parent.messages is not None and parent.step.message is not None:
+        before = parent.template_text
+        previous = Turn(
+            messages=parent.messages,
+            prompt_text=before,
+            message=dict(parent.step.message),
+            ended=ended(parent),
+            truncated=parent.step.status == "truncated",
+            tools=view.tools,
+            opener=renderer.opener(before),
+            appended=parent.step.rendering == "appended",
+            prompt_ids=parent.prompt_ids,
+            response_ids=parent.response_ids,
+        )
+    prompt = renderer.prompt(messages, view.tools, previous)
+    start = view.shared if prompt.extends else 0
+    return bool(np.array_equal(view.prompt_ids[start:], prompt.new_ids))
 
 
 def other_date(view: StepView) -> date | None:

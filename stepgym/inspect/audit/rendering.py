@@ -24,20 +24,19 @@ class Rendering:
 
     Attributes:
         stop_ids: Ids that end a response.
-        terminator: Id of the token that ends a turn; None for a template without one.
+        ends: What ends a turn, as text.
         special: Texts of the tokenizer's special tokens, by id.
+        own_template: Whether the chat template renders, not a family of the `renderers` library.
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.stop_ids = frozenset(renderer.stop_token_ids)
-        self.terminator: int | None = renderer.terminator_id
-        self.terminator_text = renderer.terminator
+        self.ends = tuple(text for i in renderer.stop_token_ids if (text := renderer.decode([i])).strip())
         tokenizer: Any = renderer.tokenizer
         self.special: dict[int, str] = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        if self.terminator is not None and self.terminator_text.strip():
-            self.special[self.terminator] = self.terminator_text
-        self.own_template = getattr(renderer, "kind", "template") == "template"
+        self.special.update((i, renderer.decode([i])) for i in self.stop_ids)
+        self.own_template = renderer.kind == "template"
         self._ids: dict[str, Ids] = {}
 
     @property
@@ -54,12 +53,7 @@ class Rendering:
 
         Raises `UserError` where the template refuses it.
         """
-        if self.own_template:
-            return self.renderer.template.apply(messages, tools, to_sample=True)
-        prompt = self.renderer.prompt(messages, tools)
-        text = self.decode(prompt.new_ids)
-        self._keep(text, prompt.new_ids)
-        return text
+        return self.renderer.template.apply(messages, tools, to_sample=True)
 
     def ids(self, text: str, *, keep: bool = False) -> Ids:
         """int32 ids of a text. `keep` those of a text that comes again, as the first prompt of a group does."""
@@ -75,11 +69,7 @@ class Rendering:
 
     def generation_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """What the template adds for sampling; empty for templates that have none of their own."""
-        made = getattr(self.renderer, "generation_prompt", None)
-        if made is None:
-            with_, without = (self.renderer.template.apply(messages, tools, to_sample=x) for x in (True, False))
-            return with_.removeprefix(without)
-        return str(made(messages, tools))
+        return self.renderer.generation_prompt(messages, tools)
 
     def _keep(self, text: str, ids: Ids) -> Ids:
         if len(self._ids) >= _KEPT:

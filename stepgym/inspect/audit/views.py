@@ -77,6 +77,11 @@ class TrajectoryView:
         return Limits(prompt, response, None)
 
     @cached_property
+    def tools_changed(self) -> bool:
+        """Whether a conversation went on with other tools; which ones is not recorded."""
+        return any(view.step.rendering == "tools_changed" for view in self.steps)
+
+    @cached_property
     def followed(self) -> list[list[int]]:
         """For each step, the steps that follow it."""
         found: list[list[int]] = [[] for _ in self.steps]
@@ -93,7 +98,7 @@ class StepView:
         self.owner = owner
         self.index = index
         self.step = step
-        self.reading: Mapping[str, Any] | None = None
+        self.reading: tuple[Mapping[str, Any], bool] | None = None
 
     @property
     def trajectory(self) -> Trajectory:
@@ -200,7 +205,6 @@ class StepView:
         if messages is None:
             raise UserError("the messages of the conversation are not recorded")
         return self.rendering.text(messages, self.tools)
-
 
     @cached_property
     def generation_prompt(self) -> str | None:

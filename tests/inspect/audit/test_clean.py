@@ -1,17 +1,149 @@
-"""A clean run has no findings: the audit cries no wolf."""
+"""Clean runs have no findings, under the template of every family: the audit does not cry wolf.
+
+They are played by real rollouts: by a tiny model of random weights, whose turns are mostly nonsense, and by the
+environment's expert; in an environment of tags and stop strings, and in one of tools where the template shows tools.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from stepgym.env.messages import tool_call
+from stepgym.env.task import Task
+from stepgym.env.tool_env import ToolEnv
+from stepgym.env.tools import tool
+from stepgym.env.worker import run_blocking
+from stepgym.inspect.audit import audit
+from stepgym.model.engines.transformers import TransformersEngine
+from stepgym.model.renderer import Renderer
+from stepgym.model.renderer_files import save_renderer
+from stepgym.record.store import TrajectoryStore
+from stepgym.run.rollouts import RolloutConfig, rollout
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def load(folder: str, name: str) -> ModuleType:
+    known = f"stepgym_test_{folder}_{name}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, TESTS / folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[known] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[known])
+    return sys.modules[known]
+
+
+families = load("chat_templates", "families")
+Colours = load("games", "colours").Colours
+
+
+class Guess(ToolEnv):
+    """Find a number."""
+
+    max_turns = 4
+    on_malformed = "observe"
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id=str(n), prompt="Guess a number from 1 to 100.", answer=n) for n in range(1, 101)]
+
+    def begin(self, task: Task) -> Any:
+        self.won = False
+        return super().begin(task)
+
+    @tool
+    def guess(self, number: int) -> str:
+        """Try a number."""
+        self.won = number == self.task.answer
+        return "right" if self.won else "low" if number < self.task.answer else "high"
+
+    def score(self) -> float:
+        return float(self.won)
+
+    def expert(self, task: Task) -> Iterator[Any]:
+        yield tool_call("guess", number=50)
+        yield tool_call("guess", number=task.answer)
+        yield "It is the answer."
+
+
+def tiny_model(tokenizer: Any) -> Any:
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+def play(folder: Path, family: Any, env: Any, *, expert: bool, **options: Any) -> Path:
+    tokenizer = families.tokenizer_for(family)
+    renderer = Renderer(tokenizer, **options)
+    save_renderer(renderer, folder / "renderer")
+    config = RolloutConfig(samples=2, max_response_tokens=24 if not expert else 200)
+    tasks = env().tasks("train")[:4]
+    with TrajectoryStore(folder / "trajectories", "a") as store:
+        if expert:
+            rollout(env, tasks, renderer=renderer, expert={}, store=store, config=config, phase="expert")
+            return folder
+        engine = TransformersEngine.wrap(tiny_model(tokenizer), tokenizer, name="tiny", context_length=1024)
+        run_blocking(engine.open())
+        try:
+            rollout(env, tasks, engine, renderer=renderer, store=store, config=config, phase="train")
+        finally:
+            run_blocking(engine.close())
+    return folder
+
+
+GAMES = [
+    *((name, Colours, expert) for name in families.FAMILIES for expert in (False, True)),
+    *((name, Guess, expert) for name, family in families.FAMILIES.items() if family.tools for expert in (False, True)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "expert"),
+    GAMES,
+    ids=[f"{name}-{env.__name__.lower()}-{'expert' if expert else 'model'}" for name, env, expert in GAMES],
+)
+def test_clean_runs_have_no_findings(name: str, env: Any, expert: bool, tmp_path: Path) -> None:
+    family = families.FAMILIES[name]
+    found = audit(play(tmp_path, family, env, expert=expert))
+    assert [f for f in found.findings if f.severity != "note"] == []
+    assert found.trajectories == 8
+    assert found.steps >= 8
+    assert {c.check for c in found.checks if c.status == "skipped"} == {"logprob_gap"}
+
+
+@pytest.mark.parametrize("name", [name for name, family in families.FAMILIES.items() if family.reasoning != "none"])
+def test_clean_runs_that_keep_thinking_have_no_findings(name: str, tmp_path: Path) -> None:
+    found = audit(play(tmp_path, families.FAMILIES[name], Colours, expert=False, history="append"))
+    assert [f for f in found.findings if f.severity != "note"] == []
+
 
 @pytest.mark.parametrize("game", ["colours", "guess", "dated"])
-def test_a_clean_run_has_no_findings(game: str, request: pytest.FixtureRequest) -> None:
+def test_the_games_that_faults_are_planted_in_are_clean(game: str, request: pytest.FixtureRequest) -> None:
     bench: Any = request.getfixturevalue(game)
     found = bench.audit(bench.clean)
     assert [f for f in found.findings if f.severity != "note"] == []
-    assert {c.check for c in found.checks if c.status == "skipped"} == {"logprob_gap"}
     assert found.trajectories == 6
     assert found.steps == sum(len(t.steps) for t in bench.clean)
+    assert found.statistics["renderings"]["first"] == 6

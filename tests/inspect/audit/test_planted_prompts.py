@@ -189,7 +189,7 @@ def test_history_rendered_anew_without_need(guess: Any) -> None:
     step = guess.clean[3].steps[2]
     # The turn before came in other ids than the tokenizer's, so that rendering anew made a difference.
     before = guess.clean[3].steps[1]
-    at = long_token(guess.renderer, before.response_ids)
+    at = long_token(guess.renderer, before.response_ids, 3)
     odd = spelt(guess.renderer, before.response_ids, at)
     turn = replace(
         before,
