@@ -63,14 +63,11 @@ class Continuation:
         self._reader = reader
         self._terminators = tuple(terminators)
 
-    def addition(
-        self, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
-    ) -> tuple[str | None, str]:
+    def addition(self, text: str, tools: Sequence[Mapping[str, Any]], previous: Turn) -> tuple[str | None, str]:
         """What the template writes after the sampled turn, or None and the reason why that cannot be told.
 
         Args:
-            text: What the template makes of `messages`.
-            messages: The whole conversation.
+            text: What the template makes of the whole conversation.
             tools: Tool schemas on offer.
             previous: The conversation's last turn.
         """
@@ -81,7 +78,7 @@ class Continuation:
         if place is None:
             place = self._after_content(rest, previous)
         if place is None:
-            place = self._after_same_meaning(rest, messages, tools, previous)
+            place = self._after_same_meaning(rest, tools, previous)
         if place is None:
             return None, self.reason(previous, tools)
         end, terminator = place
@@ -92,7 +89,10 @@ class Continuation:
     ) -> str | None:
         """What the template writes after a neutral turn in place of the sampled one; None where that fails.
 
-        Args: as for `addition`.
+        Args:
+            messages: The whole conversation.
+            tools: Tool schemas on offer.
+            previous: The conversation's last turn.
         """
         said = len(previous.messages)
         neutral: dict[str, Any] = {"role": "assistant", "content": _STAND_IN}
@@ -155,21 +155,17 @@ class Continuation:
         return None
 
     def _after_same_meaning(
-        self, rest: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
+        self, rest: str, tools: Sequence[Mapping[str, Any]], previous: Turn
     ) -> tuple[int, str] | None:
         """The same for a turn that the template writes in other characters (the spaces of a call's JSON, say).
 
         What it wrote is read back, and has to mean what was sampled.
         """
-        closed = self._template.apply(messages[: len(previous.messages) + 1], tools, to_sample=False)
-        if not closed.startswith(previous.prompt_text):
+        ends = [(rest.index(t), t) for t in self._terminators if t and t in rest]
+        if not ends:
             return None
-        written = closed[len(previous.prompt_text) :]
-        for terminator in self._terminators:
-            turn, found, _ = written.rpartition(terminator)
-            if found and self._means(previous.opener + turn, previous.message, tools):
-                return self._after(rest, turn)
-        return None
+        end, terminator = min(ends)
+        return (end, terminator) if self._means(previous.opener + rest[:end], previous.message, tools) else None
 
     def _means(self, turn: str, message: Message, tools: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a turn's text, read back, is the message."""

@@ -168,7 +168,7 @@ class Renderer:
         opener = self.opener(text)
         if previous is None:
             return Prompt(text, self._render(text, messages, tools), False, "first", opener)
-        addition, reason = self._continuation.addition(text, messages, tools, previous)
+        addition, reason = self._continuation.addition(text, tools, previous)
         if addition is not None:
             ids = self._extend(addition, messages, tools, previous)
             return Prompt(text, ids, True, "appended" if previous.appended else "extended", opener)
