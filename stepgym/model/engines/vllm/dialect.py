@@ -64,7 +64,9 @@ def command(options: ServerOptions) -> list[str]:
     if options.sleep:
         words.append("--enable-sleep-mode")
     if options.cpu:
-        words.append("--enforce-eager")
+        # A prompt computed in parts takes back a draw of its request's generator, which on the CPU raises: the server
+        # died of many long prompts with seeds at once.
+        words += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*words, *options.extra_args]
 
 
