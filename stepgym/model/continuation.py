@@ -8,6 +8,7 @@ neutral turn stands in for the sampled one, and what the template writes after t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,7 @@ class Continuation:
             previous: The conversation's last turn.
         """
         if not text.startswith(previous.prompt_text):
-            return None, self.reason(previous, tools)
+            return None, self.reason(text, tools, previous)
         rest = text[len(previous.prompt_text) :]
         place = self._after(rest, _spoken(previous))
         if place is None:
@@ -80,7 +81,7 @@ class Continuation:
         if place is None:
             place = self._after_same_meaning(rest, tools, previous)
         if place is None:
-            return None, self.reason(previous, tools)
+            return None, self.reason(text, tools, previous)
         end, terminator = place
         return rest[end + len(terminator) if previous.ended else end :], ""
 
@@ -118,18 +119,35 @@ class Continuation:
         at, terminator = min(places)
         return after[at + len(terminator) if previous.ended else at :]
 
-    def reason(self, previous: Turn, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Why a prompt could not extend what was sampled (see `Step.rendering`)."""
+    def reason(self, text: str, tools: Sequence[Mapping[str, Any]], previous: Turn) -> str:
+        """Why a prompt could not extend what was sampled (see `Step.rendering`).
+
+        Args: as for `addition`.
+        """
         if previous.tools is not tools and list(previous.tools) != list(tools):
             return "tools_changed"
         if previous.truncated:
             return "truncated_turn"
-        message = previous.message
-        if message.get("reasoning_content") is not None or "</think>" in message.get("text", ""):
+        thoughts = [
+            thought
+            for message in (*previous.messages, previous.message)
+            if message.get("role") == "assistant" and (thought := self._thought(message)) is not None
+        ]
+        close = self._reader.reasoning.close if self._reader.reasoning is not None else "</think>"
+        kept = [re.search(rf"{re.escape(thought)}\s*{re.escape(close)}", text) for thought in thoughts if thought]
+        if len(kept) < len(thoughts) or not all(kept):
             return "thinking_stripped"
-        if previous.prompt_text.rstrip().endswith("</think>"):
-            return "thinking_stripped"
+        if previous.prompt_text.rstrip().endswith(close):
+            return "thinking_stripped"  # the generation prompt had empty thinking, which is gone
         return "template_rewrote_history"
+
+    def _thought(self, message: Mapping[str, Any]) -> str | None:
+        """What a message has of reasoning, also where it is content to us and not to the template."""
+        thought = message.get("reasoning_content")
+        if thought is None:
+            before, found, _ = str(message.get("text") or message.get("content") or "").partition("</think>")
+            thought = before.rpartition("<think>")[2] if found else None
+        return None if thought is None else str(thought).strip()
 
     def _after(self, rest: str, turn: str, start: int = 0) -> tuple[int, str] | None:
         """Where a turn ends that `rest` has at `start`, and the terminator there."""
