@@ -94,6 +94,8 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 
 def _show(found: Audit, console: Console, fail_on: str, failed: list[str]) -> None:
     console.print(checks_table(found))
+    for reason in dict.fromkeys(result.skipped for result in found.checks if result.skipped):
+        console.print(f"skipped: {reason}")
     console.print(statistics_table(found.statistics))
     if found.logprob_gap is not None:
         console.print(gap_table(found.logprob_gap))
@@ -114,11 +116,11 @@ def _show(found: Audit, console: Console, fail_on: str, failed: list[str]) -> No
 
 
 def checks_table(found: Audit) -> Table:
-    """One row for each check: what it came to, and why it did not run where it did not."""
-    table = _table("check", "result", "errors", "warnings", "notes", "")
+    """One row for each check, and what it came to."""
+    table = _table("check", "result", "errors", "warnings", "notes")
     for result in found.checks:
         counts = [str(result.counts.get(severity, 0) or "") for severity in ("error", "warning", "note")]
-        table.add_row(result.check, result.status, *counts, result.skipped)
+        table.add_row(result.check, result.status, *counts)
     return table
 
 
@@ -157,7 +159,8 @@ def _table(*heads: str) -> Table:
 
     table = Table()
     for position, head in enumerate(heads):
-        table.add_column(head, justify="right" if position and head in ("errors", "warnings", "notes") else "left")
+        numbers = head in ("errors", "warnings", "notes")
+        table.add_column(head, justify="right" if numbers else "left", no_wrap=not position or numbers)
     return table
 
 

@@ -1,0 +1,113 @@
+"""`stepgym audit`: a real run is clean, a planted fault closes the gate, and bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepgym.record.store import TrajectoryStore
+
+
+@pytest.fixture
+def faulty(trained: Path, tmp_path: Path) -> Path:
+    """The run, with rewards that do not add up in one trajectory."""
+    shutil.copytree(trained / "renderer", tmp_path / "renderer")
+    with TrajectoryStore(trained / "trajectories") as store, TrajectoryStore(tmp_path / "trajectories", "a") as copy:
+        for number, trajectory in enumerate(store.read(phase="train", iteration=1)):
+            last = trajectory.steps[-1]
+            spoilt = (*trajectory.steps[:-1], replace(last, reward=last.reward + 0.25))
+            copy.append(replace(trajectory, steps=spoilt) if number == 0 else trajectory)
+    return tmp_path
+
+
+def test_a_trained_run_is_clean_and_its_logprobs_are_the_models(trained: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", trained, "--model", "auto", "--device", "cpu", "--fail-on", "warning", "--json", "-")
+    assert answer.code == 0, answer.out + answer.err
+    report = json.loads(answer.out)
+    assert report["failed"] == []
+    assert report["counts"]["error"] == report["counts"]["warning"] == 0
+    assert {c["check"] for c in report["checks"] if c["status"] == "skipped"} == set()
+    gap = report["logprob_gap"]
+    assert gap["steps"] > 0
+    assert gap["max"] < 1e-3
+    assert {each["version"] for each in gap["versions"]} <= set(report["statistics"]["weights_versions"])
+    assert set(report["statistics"]["phases"]) >= {"expert", "train", "test", "validation"}
+
+
+def test_the_table_shows_every_check_and_the_figures(trained: Path, stepgym: Callable[..., Any]) -> None:
+    from stepgym.inspect.audit import CHECKS
+
+    answer = stepgym("audit", trained, "--phase", "train")
+    assert answer.code == 0, answer.out + answer.err
+    for name in CHECKS:
+        assert name in answer.out
+    assert "zero variance share" in answer.out
+    assert "the gate (error) holds" in answer.out
+    assert "no model was given" in answer.out
+
+
+def test_a_fault_closes_the_gate(faulty: Path, stepgym: Callable[..., Any], tmp_path: Path) -> None:
+    answer = stepgym("audit", faulty, "--json", tmp_path / "audit.json")
+    assert answer.code == 1
+    assert "error  reward_sum: train/1/" in answer.out
+    assert "the gate (error) fails on reward_sum" in answer.out
+    report = json.loads((tmp_path / "audit.json").read_text())
+    assert report["failed"] == ["reward_sum"]
+    assert report["findings"][0]["check"] == "reward_sum"
+    assert stepgym("audit", faulty, "--fail-on", "reward_sum,prompt_drift").code == 1
+    assert stepgym("audit", faulty, "--fail-on", "prompt_drift").code == 0
+
+
+def test_a_named_check_that_was_skipped_is_no_pass(faulty: Path, stepgym: Callable[..., Any]) -> None:
+    shutil.rmtree(faulty / "renderer")
+    assert stepgym("audit", faulty, "--fail-on", "prompt_drift").code == 1
+    assert stepgym("audit", faulty / "trajectories", "--fail-on", "prompt_drift").code == 1
+
+
+def test_a_tokenizer_may_be_given(trained: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", trained / "trajectories", "--tokenizer", trained / "renderer", "--json", "-")
+    assert answer.code == 0, answer.out + answer.err
+    skipped = [c["check"] for c in json.loads(answer.out)["checks"] if c["status"] == "skipped"]
+    assert skipped == ["logprob_gap"]
+
+
+def test_only_as_many_findings_are_shown_as_asked_for(faulty: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", faulty, "--limit", "0")
+    assert answer.code == 1
+    assert "error  reward_sum" not in answer.out
+    assert "more findings are not shown" in answer.out
+
+
+def test_runs_keep_their_renderer(trained: Path) -> None:
+    settings = json.loads((trained / "renderer" / "renderer.json").read_text())
+    assert settings["kind"] == "template"
+    assert settings["history"] == "template"
+    assert "add_generation_prompt" in settings["chat_template"]
+    assert (trained / "renderer" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{folder}/nowhere"], "no such run"),
+        (["{folder}", "--fail-on", "reward_sun"], "did you mean 'reward_sum'"),
+        (["{folder}", "--dtype", "int8"], "--dtype must be"),
+        (["{folder}", "--weights-version", "3"], "give --model too"),
+        (["{folder}", "--phase", "trian"], "no trajectories of phase trian"),
+        (["{folder}", "--tokenizer", "/no/such/tokenizer"], "there is no such folder"),
+        (["{folder}", "--json", "/no/such/folder/file.json"], "there is no folder for this file"),
+        (["{folder}", "--model", "/no/such/model", "--weights-version", "0"], "/no/such/model"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, faulty: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", *(argument.format(folder=faulty) for argument in arguments))
+    assert answer.code == 2, answer.out + answer.err
+    assert said in answer.err
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
