@@ -29,6 +29,7 @@ VERBS: Registry[Callable[..., Any] | typer.Typer] = Registry(
         "new-env": "stepgym.cli.new_env:new_env",
         "replay": "stepgym.cli.replay:replay",
         "rollout": "stepgym.cli.rollout:rollout",
+        "show": "stepgym.cli.show:show",
         "train": "stepgym.cli.train:train",
     },
     group="stepgym.commands",
@@ -42,6 +43,7 @@ _HELP = {
     "new-env": "Write the package of a new environment.",
     "replay": "Play a run's recorded actions again and report what differs.",
     "rollout": "Play the tasks of a recipe and record the trajectories.",
+    "show": "Show one trajectory, token by token if asked.",
     "train": "Train a model by a recipe.",
 }
 
