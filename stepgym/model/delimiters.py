@@ -31,7 +31,7 @@ class Delimiters:
         """The decoded text with every delimiter blotted out that no token stands for. As long as `text`.
 
         Args:
-            text: What `ids` decode to, or the beginning of it.
+            text: What `ids` decode to.
             ids: int32 array [R].
         """
         blotted = text

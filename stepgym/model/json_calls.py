@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +161,7 @@ class NamedJsonCalls(ToolCallFormat):
         calls = Calls(content=text if not pieces else text[: pieces[0]].strip())
         if "[ARGS]" in shadow[: pieces[0] if pieces else len(text)]:
             calls.refuse(text, "[ARGS] without [TOOL_CALLS]")
-        for begin, end in zip(pieces, [*pieces[1:], len(text)], strict=True):
+        for begin, end in itertools.pairwise([*pieces, len(text)]):
             head, separator, _ = shadow[begin + len("[TOOL_CALLS]") : end].partition("[ARGS]")
             if not separator:
                 calls.refuse(text[begin:end], "[ARGS] is missing")

@@ -267,7 +267,7 @@ class Renderer:
         if self._family_reads:
             parsed = self._read_with_family(spoken, text, len(text) < len(whole), tools, id_prefix, opener)
         else:
-            shadow = opener + self._delimiters.shadow(text, spoken)
+            shadow = opener + self._delimiters.shadow(whole, spoken)[: len(text)]
             parsed = self._reader.parse(opener + text, shadow, tools=tools, id_prefix=id_prefix)
         return _message(opener + text, parsed), ended
 
