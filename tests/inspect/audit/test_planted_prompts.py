@@ -76,6 +76,16 @@ def test_history_that_was_tokenised_again(guess: Any) -> None:
     assert "its text is the same, only the tokenisation is wrong" in found.text
 
 
+def test_history_that_breaks_without_a_reason(guess: Any) -> None:
+    step, before = guess.clean[3].steps[2], guess.clean[3].steps[1]
+    at = long_token(guess.renderer, step.prompt_ids, len(before.prompt_ids) + 3)
+    changes = {"prompt_ids": spelt(guess.renderer, step.prompt_ids, at), "rendering": ""}
+    found = {f.check: f for f in serious(guess.audit(guess.step(3, 2, **changes)))}
+    assert place(found["not_extended"]) == ("not_extended", "train/1/2/1/0", 2, at)
+    assert found["not_extended"].severity == "warning"
+    assert "no reason is given" in found["not_extended"].text
+
+
 def test_history_with_another_text(guess: Any) -> None:
     step, before = guess.clean[3].steps[2], guess.clean[3].steps[1]
     ids = step.prompt_ids.copy()

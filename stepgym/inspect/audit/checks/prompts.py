@@ -10,12 +10,15 @@ from stepgym.errors import UserError
 from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.context import snippet
 from stepgym.inspect.audit.drift import Difference, as_rendered, compare, expected_addition, other_date
+from stepgym.inspect.audit.finding import Severity
 from stepgym.inspect.audit.reading import ended
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import StepView
 
 EXTENDING = ("extended", "appended")
 ANEW = ("template_rewrote_history", "thinking_stripped", "truncated_turn", "tools_changed")
+REASONS = (*ANEW, "agent_rewrote_history")
+"""Why a prompt may have been rendered anew (see `Step.rendering`)."""
 
 
 @check("step")
@@ -34,18 +37,19 @@ def follows(view: StepView) -> Iterator[Fault]:
 
 @check("step")
 def not_extended(view: StepView) -> Iterator[Fault]:
-    """A prompt that is said to extend what was sampled begins with those very ids (promises 1 and 6).
+    """A prompt begins with the very ids that were sampled before it, or says why it does not (promises 1 and 6).
 
     With a tokenizer the finding says whether the text is the same: then the history was tokenised again.
     """
     step = view.step
-    if not view.has_ids or step.rendering not in EXTENDING or view.parent is None or view.extends:
+    if not view.has_ids or view.parent is None or not view.parent.has_ids or view.extends:
         return
-    if not view.parent.has_ids:
-        return
+    if step.rendering in REASONS or step.rendering == "first":
+        return  # of a conversation's first prompt `follows` says so
+    said = f"the prompt is said to be {step.rendering!r}" if step.rendering else "no reason is given for it"
     where = "prompt" if view.shared < len(view.parent.prompt_ids) else "response"
     text = (
-        f"the prompt is said to be {step.rendering!r}, but it leaves the {where} of step {step.follows} "
+        f"{said}, but the prompt leaves the {where} of step {step.follows} "
         f"after {view.shared} of {view.parent.step.length} tokens"
     )
     if view.owner.rendering is not None:
@@ -55,7 +59,8 @@ def not_extended(view: StepView) -> Iterator[Fault]:
             text += ": its text is the same, only the tokenisation is wrong"
         else:
             text += ": its text is another one"
-    yield Fault(text, min(view.shared, step.length - 1))
+    severity: Severity = "error" if step.rendering in EXTENDING else "warning"
+    yield Fault(text, min(view.shared, step.length - 1), severity)
 
 
 @check("step", needs="tokenizer")
