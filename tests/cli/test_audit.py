@@ -111,3 +111,11 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, faulty: Path, st
     assert said in answer.err
     assert answer.err.startswith("error: ")
     assert answer.err.count("\n") == 1
+
+
+def test_the_documentation_lists_every_check() -> None:
+    from stepgym.inspect.audit import CHECKS
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "audit.md").read_text()
+    for check in CHECKS.values():
+        assert f"| `{check.name}` | {check.promise} | {check.needs or '–'} |" in page
