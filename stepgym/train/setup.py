@@ -81,6 +81,7 @@ async def make_engine(recipe: Recipe, source: EnvSource) -> Engine | ChatEngine:
         fields["model"] = str(save_tiny_model(folder.name, model, tokenizer))
         fields.setdefault("dtype", "float32")  # vLLM's own choice for float32 weights is a narrower type
         engine = cls(**fields)
+        engine.model = "tiny"  # in records, in place of a folder that will be gone
         weakref.finalize(engine, folder.cleanup)
     else:
         engine = cls(**fields)

@@ -87,6 +87,8 @@ class VLLMSync(WeightSync):
             else:
                 fields["model"] = str(self._write("model", self._write_initial))
             self.engine = self._engine = VLLMEngine(**fields)
+            if not isinstance(recipe.model, PretrainedModel):
+                self._engine.model = recipe.model.kind  # in records, in place of a folder that will be gone
         except BaseException:
             self._delete()
             raise

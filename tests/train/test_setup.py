@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -144,6 +145,27 @@ def test_engines_and_agents() -> None:
     made = asyncio.run(make_engine(chat, EnvSource.of(Parrots)))
     assert isinstance(made, OpenAIChatEngine)
     assert made.model == "name"
+
+
+def test_a_tiny_model_is_given_to_servers_in_a_folder_that_goes_with_the_engine() -> None:
+    plan = recipe(engine={"kind": "vllm", "context_length": 64})
+    engine: Any = asyncio.run(make_engine(plan, EnvSource.of(Parrots)))
+    folder = Path(engine._served)
+    served, _ = load_model_folder(folder)
+    model, _ = asyncio.run(load_model(plan, EnvSource.of(Parrots)))
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in served.state_dict().items())
+    assert (engine.model, engine._server_fields["dtype"]) == ("tiny", "float32")
+    del engine
+    gc.collect()
+    assert not folder.exists()
+    other: Any = asyncio.run(make_engine(recipe(engine={"kind": "vllm", "model": "name"}), EnvSource.of(Parrots)))
+    assert (other._served, other._server_fields["dtype"]) == ("name", "auto")
+
+
+def load_model_folder(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def test_threads_are_those_of_the_recipe() -> None:

@@ -158,16 +158,17 @@ def test_the_servers_start_from_the_policys_model_and_compute_as_it_does(
     make: SimpleNamespace, synced: Callable[..., VLLMSync], no_shared_memory: Path
 ) -> None:
     sync = synced(make.policy())
-    first = Path(sync.engine.model)
+    first = Path(sync.engine._served)
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {
         path.name for path in first.iterdir()
     }
+    assert sync.engine.model == "tiny"
     assert sync.engine._server_fields["dtype"] == "float32"
     half = Policy(make.model(), PolicyConfig(device="cpu", autocast="bfloat16"))
     assert synced(half).engine._server_fields["dtype"] == "bfloat16"
     assert synced(half, engine={"dtype": "float32"}).engine._server_fields["dtype"] == "float32"
     pretrained = synced(make.policy(), model={"kind": "pretrained", "path": str(first)})
-    assert pretrained.engine.model == str(first)
+    assert pretrained.engine._served == pretrained.engine.model == str(first)
     lora = synced(
         Policy(make.model(), PolicyConfig(device="cpu", lora=LoRAConfig(rank=5))), policy={"lora": {"rank": 5}}
     )
@@ -208,7 +209,7 @@ def test_what_killed_runs_left_is_swept_and_what_is_in_use_stays(
     assert not dead.exists()
     assert foreign.exists()
     assert living._root.exists()
-    assert Path(living.engine.model).exists()
+    assert Path(living.engine._served).exists()
     with (other._root / ".lock").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     (no_shared_memory / "file").touch()
