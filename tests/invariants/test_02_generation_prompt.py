@@ -1,7 +1,7 @@
 """Promise 2: "A prompt to sample from ends with the template's generation prompt (or, under `turns: continue`, with an
 open assistant turn)."
 
-What is looked at is what the engine was sent, for templates that extend, rewrite, strip, date and show tools; after
+What is looked at is what the engine was sent, under every family of chat templates and both ways with history; after
 turns that ended in a terminator, in a stop string, in the middle (a length limit), and in tool calls.
 """
 
@@ -15,34 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import FAMILIES, tokenizer_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgym.env.messages import Message, system, tool_result, user
 from stepgym.model.engines.base import Completion, Engine
-from stepgym.model.renderer import Renderer
-from stepgym.model.tiny import CHAT_TEMPLATE, build_tiny_tokenizer
+from stepgym.model.renderer import History, Renderer
 from stepgym.run.session import Session, SessionLimits
 
-OPENER = "<|im_start|>assistant\n"
-THINKING_OPENER = "<|im_start|>assistant\n<think>\n"
-TURNS = (
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
-)
-ASKED = "{%- if add_generation_prompt %}{{- OPENER }}{%- endif %}"
-
-
-def template(body: str, opener: str = OPENER) -> str:
-    return body + ASKED.replace("OPENER", repr(opener))
-
-
-TEMPLATES = {
-    "plain": CHAT_TEMPLATE,
-    "trims": CHAT_TEMPLATE.replace("{{- message.content or '' }}", "{{- (message.content or '') | trim }}"),
-    "dated": template("{{- '<|im_start|>system\\n' + strftime_now('%d %B %Y') + '<|im_end|>\\n' }}" + TURNS),
-    "strips thinking": template(TURNS.replace("(m.content or '')", "(m.content or '').split('</think>')[-1]")),
-    "opens thinking": template(TURNS, THINKING_OPENER),
-}
 CALL = '<tool_call>\n{"name": "sql", "arguments": {"query": "SELECT 1"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "sql", "description": "", "parameters": {"type": "object"}}}]
 
@@ -69,76 +50,92 @@ class Writer(Engine):
 
 
 @cache
-def tokenizer() -> Any:
-    texts = ["What is the price of Velor?", "<think>look</think><sql>SELECT 1</sql>", "The answer is 42."] * 3
-    return build_tiny_tokenizer(texts, special_tokens=["<sql>", "</sql>"])
-
-
-@cache
-def renderer(name: str) -> Renderer:
-    return Renderer(tokenizer(), chat_template=TEMPLATES[name], today=date(2026, 2, 1))
+def renderer(name: str, history: History = "template") -> Renderer:
+    return Renderer(tokenizer_for(FAMILIES[name]), history=history, today=date(2026, 2, 1))
 
 
 texts = st.one_of(
     st.sampled_from(["The answer is 42.", " spaced \n", "<sql>SELECT 1</sql>", "<think>a</think>b", "</think>", ""]),
     st.text(alphabet="ab\n <>/🙂", max_size=12),
 )
-endings = st.sampled_from(["<|im_end|>", "", "</sql>", "</sql> and more", "<|endoftext|>"])
+endings = st.sampled_from(["TERMINATOR", "", "</sql>", "</sql> and more", "EOS"])
 replies = st.lists(st.builds(str.__add__, texts, endings), min_size=1, max_size=4)
+histories = st.sampled_from(["template", "append"])
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(TEMPLATES)), replies, st.integers(1, 30))
-def test_every_prompt_ends_in_the_generation_prompt(name: str, replies: list[str], max_tokens: int) -> None:
-    engine = Writer(tokenizer(), replies)
-    session = Session(engine, renderer(name), limits=SessionLimits(max_response_tokens=max_tokens))
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), histories, replies, st.integers(1, 30))
+def test_every_prompt_ends_in_the_generation_prompt(
+    name: str, history: History, replies: list[str], max_tokens: int
+) -> None:
+    family = FAMILIES[name]
+    said = [text.replace("TERMINATOR", family.terminator).replace("EOS", family.eos_token) for text in replies]
+    engine = Writer(tokenizer_for(family), said)
+    session = Session(engine, renderer(name, history), limits=SessionLimits(max_response_tokens=max_tokens))
+    conversations: list[list[Message]] = []
 
     async def play() -> None:
         messages: list[Message] = [system("Be brief."), user("What is the price of Velor?")]
         for number in range(len(replies)):
+            conversations.append(list(messages))
             message = await session.chat(messages, stop=["</sql>"])
             messages += [message, user(f"Result {number}")]
 
     asyncio.run(play())
-    check(engine, THINKING_OPENER if name == "opens thinking" else OPENER, len(replies))
+    check(name, engine, conversations)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.sampled_from([CALL, "I look.\n" + CALL + "\n" + CALL, CALL[:-14], "no call"]), min_size=1, max_size=4)
+    st.sampled_from(sorted(name for name, family in FAMILIES.items() if family.tool_format == "json")),
+    histories,
+    st.lists(st.sampled_from([CALL, "I look.\n" + CALL + "\n" + CALL, CALL[:-14], "no call"]), min_size=1, max_size=4),
 )
-def test_also_after_tool_calls(replies: list[str]) -> None:
-    engine = Writer(tokenizer(), [reply + "<|im_end|>" for reply in replies])
-    session = Session(engine, renderer("plain"))
+def test_also_after_tool_calls(name: str, history: History, replies: list[str]) -> None:
+    engine = Writer(tokenizer_for(FAMILIES[name]), [reply + "<|im_end|>" for reply in replies])
+    session = Session(engine, renderer(name, history))
+    conversations: list[list[Message]] = []
 
     async def play() -> None:
         messages: list[Message] = [user("What is the price of Velor?")]
         for _ in replies:
+            conversations.append(list(messages))
             message = await session.chat(messages, tools=TOOLS)
             calls = message.get("tool_calls") or ()
             messages += [message, *([tool_result("1", call["id"]) for call in calls] or [user("Call a tool.")])]
 
     asyncio.run(play())
-    check(engine, OPENER, len(replies))
+    check(name, engine, conversations, TOOLS)
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_also_when_the_agent_rewrites_what_was_said(name: str) -> None:
-    engine = Writer(tokenizer(), ["one<|im_end|>", "two<|im_end|>"])
+    end = FAMILIES[name].terminator
+    engine = Writer(tokenizer_for(FAMILIES[name]), ["one" + end, "two" + end])
     session = Session(engine, renderer(name))
+    first = [user("What is the price?")]
+    second = [*first, {"role": "assistant", "content": "uno"}, user("And now?")]
 
     async def play() -> None:
-        await session.chat([user("What is the price?")])
-        await session.chat([user("What is the price?"), {"role": "assistant", "content": "uno"}, user("And now?")])
+        await session.chat(first)
+        await session.chat(second)
 
     asyncio.run(play())
-    check(engine, THINKING_OPENER if name == "opens thinking" else OPENER, 2)
+    check(name, engine, [first, second])
 
 
-def check(engine: Writer, opener: str, turns: int) -> None:
+def check(name: str, engine: Writer, conversations: list[list[Message]], tools: Any = ()) -> None:
     """Every prompt ends in the opener, as text and as the ids that the tokenizer has for it."""
-    assert len(engine.prompts) == turns
-    ids = tokenizer().encode(opener, add_special_tokens=False)
-    for prompt in engine.prompts:
-        assert tokenizer().decode(prompt).endswith(opener)
-        assert prompt[-len(ids) :] == ids
+    family, render = FAMILIES[name], renderer(name)
+    assert len(engine.prompts) == len(conversations)
+    ids = render.encode(family.generation_prompt).tolist()
+    for prompt, messages in zip(engine.prompts, conversations, strict=True):
+        assert render.generation_prompt(messages, tools) == family.generation_prompt
+        assert render.decode(prompt).endswith(family.generation_prompt)
+        assert prompt[len(prompt) - len(ids) :] == ids
+        # A template with nothing of its own for sampling ends in the last message.
+        assert (
+            family.generation_prompt
+            or render.decode(prompt).endswith(" [/INST]")
+            or prompt[-1:] == [int(render.encode("[/INST]")[-1])]
+        )
