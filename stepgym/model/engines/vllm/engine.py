@@ -70,6 +70,7 @@ class VLLMEngine(Engine):
         log_folder: Where the servers' logs go; None: a temporary folder, removed with the engine.
 
     Attributes:
+        model: What records call the model; may be set to what is better known than a temporary folder.
         on_progress: Called with a line about how far the start of a server has come, from a thread.
         weights: The weights that the servers have; see `stepgym.model.engines.vllm.weights`.
     """
@@ -121,6 +122,7 @@ class VLLMEngine(Engine):
                 f"'vllm=={dialect.VERSIONS[0]}'); or use transfer: file"
             )
         self.model = model
+        self._served = model
         self.context_length = context_length
         self.transfer = transfer
         self.sync_path = sync_path
@@ -203,7 +205,7 @@ class VLLMEngine(Engine):
             options = ServerOptions(
                 python=found.python,
                 cpu=found.cpu,
-                model=self.model,
+                model=self._served,
                 tokenizer=self._tokenizer_name,
                 name=MODEL_NAME,
                 port=port,
