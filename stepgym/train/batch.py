@@ -24,6 +24,7 @@ from stepgym.record.trajectory import Trajectory
 
 RowKind: TypeAlias = Literal["merged", "steps"]
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedTokens:
     """Where each trained token comes from. int64 arrays [M], by trajectory, then step, then token.
@@ -175,7 +176,11 @@ class _Layout:
 
 def _mask(step: Step) -> NDArray[np.bool_]:
     assert step.loss_mask is not None  # checked by trained_positions
-    return step.loss_mask.astype(bool)
+    mask = step.loss_mask.astype(bool)
+    if step.logprobs is not None:
+        # A token of probability zero was not sampled, whatever put it there: there is nothing to learn from it.
+        mask &= step.logprobs != -np.inf
+    return mask
 
 
 def trained_positions(step: Step, where: str) -> NDArray[np.int64]:

@@ -123,3 +123,11 @@ def test_micro_batches_hold_each_trained_token_once_with_its_target_and_predicto
             sharpened += int((expected != 1).sum())
     assert sharpened == (batch.tokens.temperature != 1).sum() > 0
     assert [found[i] for i in range(len(found))] == said.tolist()
+
+
+def test_a_token_of_probability_zero_is_not_trained() -> None:
+    step = Step(prompt_ids=[1, 2], response_ids=[3, 4, 5], logprobs=[-0.5, -np.inf, -0.7], sampling=Sampling())
+    batch = make_batch([[of(step)]])
+    (row,) = batch.rows
+    assert row.position.tolist() == [2, 4]
+    assert batch.tokens.sampler_logprob == pytest.approx([-0.5, -0.7])

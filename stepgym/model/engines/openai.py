@@ -14,6 +14,7 @@ from stepgym.env.worker import threads
 from stepgym.errors import EngineError, EngineTimeout, UserError
 from stepgym.model.engines.base import Completion, Engine
 from stepgym.model.engines.endpoint import Endpoint
+from stepgym.model.engines.vllm.dialect import read_logprob
 from stepgym.record.step import Ids, Sampling, WeightsSpan
 
 FINISH_REASONS = ("stop", "length", "abort")
@@ -183,11 +184,11 @@ class OpenAIEngine(Engine):
         echoed = choice.get("prompt_token_ids")
         if echoed is not None and not np.array_equal(self._ids(echoed, "prompt_token_ids"), prompt):
             raise self._wrong("changed the prompt: the ids it says it was sent are not those that were sent")
-        if len(ids) == 0:
-            raise self._wrong("gave an empty response")
         if len(ids) > max_tokens:
             raise self._wrong(f"gave {len(ids)} tokens where {max_tokens} were asked for")
         reason = choice.get("finish_reason")
+        if len(ids) == 0 and reason != "stop":  # a model may have nothing to say; a server that was cut off has not
+            raise self._wrong(f"gave an empty response ({reason})")
         if reason not in FINISH_REASONS:
             raise self._wrong(f"finished for an unknown reason: {reason!r}")
         spans: list[WeightsSpan] = [(version, 0, len(ids))] if version else []
@@ -212,10 +213,10 @@ class OpenAIEngine(Engine):
             raise self._wrong("gave no logprobs")
         if len(given) != count:
             raise self._wrong(f"gave {len(given)} logprobs for {count} tokens")
-        # Minus infinity is a value like any other (a token that truncation had excluded); "not a number" is none.
+        # Minus infinity is recorded as what it is: a token that cannot have been sampled. "Not a number" is nothing.
         if not all(isinstance(x, int | float) and not math.isnan(x) and x < 1e-3 for x in given):
             raise self._wrong("gave logprobs that are not log-probabilities")
-        return np.array(given, dtype=np.float32)
+        return np.array([read_logprob(x) for x in given], dtype=np.float32)
 
     def _wrong(self, what: str) -> EngineError:
         return EngineError(f"{self._endpoint.base_url}/completions {what}")

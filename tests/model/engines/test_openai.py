@@ -134,7 +134,7 @@ def test_a_prompt_that_is_too_long_is_a_context_overflow(start_server, canned):
         ({"token_ids": None}, "no token_ids"),
         ({"token_ids": [5, "6"]}, "not token ids"),
         ({"token_ids": [5, -6]}, "not token ids"),
-        ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "empty response"),
+        ({"token_ids": [], "logprobs": {"token_logprobs": []}, "finish_reason": "abort"}, "empty response"),
         ({"token_ids": [5] * 9}, "9 tokens where 8 were asked for"),
         ({"prompt_token_ids": [1, *PROMPT.tolist()]}, "changed the prompt"),
         ({"logprobs": None}, "no logprobs"),

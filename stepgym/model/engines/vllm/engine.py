@@ -20,7 +20,7 @@ from stepgym.model.engines.openai import load_tokenizer
 from stepgym.model.engines.vllm import dialect
 from stepgym.model.engines.vllm.dialect import WeightStream
 from stepgym.model.engines.vllm.installation import Kind, find_installation
-from stepgym.model.engines.vllm.member import MODEL_NAME, Member
+from stepgym.model.engines.vllm.member import MODEL_NAME, Member, may_be_death
 from stepgym.model.engines.vllm.options import ServerOptions
 from stepgym.model.engines.vllm.server import VLLMServer, check_port_free, free_ports
 from stepgym.model.engines.vllm.weights import Weights
@@ -293,9 +293,11 @@ class VLLMEngine(Engine):
                 return await member.ask(prompt_ids, sampling, self.weights.name, **options)
             except (EngineTimeout, ContextOverflow):
                 raise
-            except EngineError:
+            except EngineError as error:
+                # Known to be dead before anything else is tried: later requests then wait for it to be up again.
+                died = may_be_death(error) and await member.died(starts)
                 tries += 1
-                if tries > self._retries or not await member.died(starts):
+                if tries > self._retries or not died:
                     raise
                 logger.info("%s died; its request is sent again", member.server.url)
 

@@ -178,6 +178,12 @@ class Member:
         return False
 
 
+def may_be_death(error: EngineError) -> bool:
+    """Whether a request may have failed because its server is dying: no connection, or an error of the server's own."""
+    cause = error.__cause__
+    return cause is not None and getattr(cause, "status_code", 500) >= 500
+
+
 def _experts(text: str | None, tokens: int) -> NDArray[np.int16] | None:
     """int16 [tokens, layers, k] from an array in base64, which lacks the last token: it was never put in."""
     if not text:

@@ -299,6 +299,9 @@ def _cause(log: Path) -> str:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    found: Sequence[str] = re.findall(r"^.*?\b([A-Z]\w*(?:Error|Exception|Interrupt): .+)$", text, re.MULTILINE)
-    telling = [m for m in found if "Engine core initialization failed" not in m]
+    # At the beginning of a line: in the middle of one stand errors that somebody warns of, or asks about.
+    start = r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [\d: -]+\[[^\]]*\] )?"
+    error = r"((?:[\w.]*(?:Error|Exception|Interrupt)|[\w.-]+: error): .+)$"
+    found: Sequence[str] = re.findall(start + error, text, re.MULTILINE)
+    telling = [line for line in found if "Engine core initialization failed" not in line]
     return (telling or found or [""])[0].strip()[:400]
