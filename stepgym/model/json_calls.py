@@ -44,6 +44,11 @@ class JsonCalls(ToolCallFormat):
         """Texts that set a call apart."""
         return tuple(text for text in (self.open, self.close) if text) or ("<|python_tag|>",)
 
+    @property
+    def marked(self) -> bool:  # type: ignore[override]
+        """Whether every call has a delimiter."""
+        return bool(self.open)
+
     def read(self, text: str, shadow: str, tools: Sequence[Mapping[str, Any]]) -> Calls:
         """See `ToolCallFormat.read`."""
         if not self.open:

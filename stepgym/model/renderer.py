@@ -266,6 +266,8 @@ class Renderer:
         text = _cut_after_stop(whole, stop)
         if self._family_reads:
             parsed = self._read_with_family(spoken, text, len(text) < len(whole), tools, id_prefix, opener)
+        elif not opener and self._reader.is_plain(text, tools=bool(tools)):
+            parsed = ParsedTurn(text)
         else:
             shadow = opener + self._delimiters.shadow(whole, spoken)[: len(text)]
             parsed = self._reader.parse(opener + text, shadow, tools=tools, id_prefix=id_prefix)

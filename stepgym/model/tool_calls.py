@@ -66,10 +66,12 @@ class ToolCallFormat(ABC):
 
     Attributes:
         delimiters: Texts that set a call apart; where one is a token, only that token counts.
+        marked: Whether every call has a delimiter; without any the whole turn has to be looked at.
         short_ids: Whether the template wants ids of nine letters and digits, as Mistral's do.
     """
 
     delimiters: tuple[str, ...] = ()
+    marked: bool = True
     short_ids: bool = False
 
     @abstractmethod

@@ -26,6 +26,13 @@ class TurnReader:
             *(calls.delimiters if calls else ()),
         )
         """Texts that set the parts of a turn apart."""
+        self._calls_are_marked = calls is None or calls.marked
+
+    def is_plain(self, text: str, *, tools: bool) -> bool:
+        """Whether a turn has nothing in it that sets parts apart: it is all content."""
+        if tools and not self._calls_are_marked:
+            return False
+        return not any(delimiter in text for delimiter in self.delimiters)
 
     def parse(
         self, text: str, shadow: str, *, tools: Sequence[Mapping[str, Any]] = (), id_prefix: str = "call"
