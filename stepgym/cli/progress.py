@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from stepgym.record.trajectory import Trajectory
@@ -74,7 +75,7 @@ class ProgressDisplay(Observer):
         """Show beside the bar what is waited for."""
         if self._live:
             if self._task is not None:
-                self._progress.update(self._task, numbers=text)
+                self._progress.update(self._task, numbers=escape(text))  # a log's line may look like markup
         elif time.monotonic() - self._told > PLAIN_SECONDS:
             self._told = time.monotonic()
             self.note(f"{self._stage}: {text}")
