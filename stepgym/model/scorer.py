@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepgym.errors import UserError
 from stepgym.model.lengths import cut_by_length
 from stepgym.model.logprobs import has_plain_head, scores_from_logits, token_scores
+from stepgym.model.progress_bars import quiet_transformers
 from stepgym.record.step import Ids
 
 ScorerDtype = Literal["float32", "bfloat16", "float64"]
@@ -68,7 +69,8 @@ class Scorer:
             raise UserError(f"model: there is no folder {path}")
         try:
             folder = Path(path).expanduser()
-            model = AutoModelForCausalLM.from_pretrained(str(folder if folder.is_dir() else path), dtype="float32")
+            with quiet_transformers():
+                model = AutoModelForCausalLM.from_pretrained(str(folder if folder.is_dir() else path), dtype="float32")
         except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"model {str(path)!r} cannot be loaded: {reason}") from None

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stepgym.errors import UserError
 from stepgym.model.logprobs import TokenScores, has_plain_head, scores_from_logits, token_scores
+from stepgym.model.progress_bars import quiet_transformers
 from stepgym.train.batch import Batch, MicroBatch, micro_batches
 from stepgym.train.lora import Adapter, LoRAConfig
 
@@ -273,18 +274,3 @@ def _on_cpu(
         if key[0] in own:
             moved[key] = state[name]
     return state
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keeps transformers from drawing on stderr, which is the caller's."""
-    from transformers.utils import logging as transformers_logging
-
-    bars: Any = transformers_logging  # its functions carry no types
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
