@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 
 import pyarrow.dataset as pads
 
-from stepgym.env.registry import env_class
+from stepgym.env.registry import env_class, env_names
 from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import UserError
 from stepgym.inspect.difference import Difference
@@ -237,14 +238,26 @@ class _Sources:
 
     def _find(self, trajectory: Trajectory) -> EnvSource:
         env: Any = self.given if self.given is not None else trajectory.env_id
-        if isinstance(env, str) and ":" in env:
-            found = import_target(env, f"environment {env!r}")
+        if isinstance(env, str) and ":" in env and env not in env_names():
+            found = _loaded(env) or import_target(env, f"environment {env!r}")
             env = found if isinstance(found, type) or not callable(found) else EnvSource(found, env)
         if isinstance(env, str):
             env = env_class(env)
         if isinstance(env, type):
             return EnvSource.of(env, **trajectory.env_config)
         return EnvSource.of(env)
+
+
+def _loaded(target: str) -> Any:
+    """What `module:Name` names where the module is loaded, or None.
+
+    Importing a module that is still being imported (a script that records and replays) would wait for it for ever.
+    """
+    module, _, name = target.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 async def _play(
