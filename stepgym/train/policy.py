@@ -90,9 +90,10 @@ class Policy:
 
         config = config or PolicyConfig()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=_DTYPES[config.dtype], attn_implementation=config.attention
-            )
+            with quiet_transformers():
+                model = AutoModelForCausalLM.from_pretrained(
+                    str(path), dtype=_DTYPES[config.dtype], attn_implementation=config.attention
+                )
         except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"model {str(path)!r} cannot be loaded: {reason}") from error

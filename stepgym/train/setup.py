@@ -124,11 +124,14 @@ async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> t
 def _load_pretrained(path: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from stepgym.train.policy import quiet_transformers
+
     if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"model.path: there is no folder {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"model.path: {path!r} cannot be loaded: {reason}") from None
