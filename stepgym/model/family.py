@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -231,10 +232,13 @@ def known_families() -> list[str]:
 
 def family_of(tokenizer: Any) -> str | None:
     """Name of the family that the library has for a tokenizer's model; None for a model that it does not know."""
+    name = str(getattr(tokenizer, "name_or_path", "") or "")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):  # no name of the hub; the library is slow to import
+        return None
     from renderers.base import MODEL_RENDERER_MAP
 
     known: Mapping[str, str] = MODEL_RENDERER_MAP
-    return known.get(getattr(tokenizer, "name_or_path", ""))
+    return known.get(name)
 
 
 def choose_family(
@@ -286,7 +290,8 @@ def choose_family(
     of = family_of(tokenizer) if kind == "auto" and chat_template is None else None
     if of is None:
         judge = template()
-        logger.debug("renderer: the chat template of %s", name)
+        why = {"auto": "the library knows no such model"}.get(kind, "kind: template")
+        logger.info("renderer: the chat template of %s: %s", name, "a template of its own" if chat_template else why)
         return None, judge
     try:
         chosen = family(of)

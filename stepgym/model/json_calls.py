@@ -121,7 +121,9 @@ class JsonCalls(ToolCallFormat):
         except (ValueError, RecursionError) as error:
             calls = Calls()
             calls.refuse(text, f"not a tool call alone: {error}")
-        if calls.invalid and not tagged and not self._resembles(body):
+        if calls.invalid and not (
+            tagged or self._resembles(body) or any(f'"{name}"' in body for name in _names(tools))
+        ):
             return Calls(content=text)  # JSON that says nothing of a tool is an answer in JSON
         return calls
 
@@ -136,13 +138,17 @@ class JsonCalls(ToolCallFormat):
             except (ValueError, RecursionError):
                 continue
             call = self._call(value)
-            if isinstance(call, Call) and call.name in {(tool.get("function") or {}).get("name") for tool in tools}:
+            if isinstance(call, Call) and call.name in _names(tools):
                 calls.refuse(text[match.start() :], "a tool call must be all that the turn says")
                 break
         return calls
 
     def _resembles(self, body: str) -> bool:
         return f'"{self.name_key}"' in body and any(f'"{key}"' in body for key in ("parameters", "arguments"))
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {str((tool.get("function") or tool).get("name")) for tool in tools}
 
 
 @dataclass(frozen=True, slots=True)

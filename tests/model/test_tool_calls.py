@@ -105,6 +105,7 @@ def test_bare_calls(text: str, names: list[str]) -> None:
         '{"name": "find", "parameters": [1]}',
         '{"name": "find", "arguments": {}}',
         '{"name": "", "parameters": {}}',
+        '{"name": "find"}',
         'I will call {"name": "find", "parameters": {"count": 1}} now',
         "<|python_tag|>find(count=1)",
     ],

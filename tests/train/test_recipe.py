@@ -124,6 +124,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         ({"algorithm": 3}, "algorithm"),
         ({"budget": {"iterations": 1.5}}, "budget.iterations"),
         ({"renderer": {"template_date": "soon"}}, "renderer.template_date"),
+        ({"renderer": {"history": "keep"}}, "renderer.history"),
         ({"warm_start": {}}, "'tasks' is missing"),
     ],
 )

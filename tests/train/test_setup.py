@@ -133,6 +133,16 @@ def test_a_renderer_with_a_template_of_its_own(tmp_path: Path) -> None:
         make_renderer(RendererConfig(chat_template=str(tmp_path / "none")), tokenizer)
 
 
+def test_who_renders_and_what_becomes_of_history() -> None:
+    tokenizer = build_tiny_tokenizer(["x y"] * 3)
+    plain = make_renderer(RendererConfig(), tokenizer)
+    assert (plain.kind, plain.history) == ("template", "template")
+    chosen = make_renderer(RendererConfig(kind="qwen3", history="append"), tokenizer)
+    assert (chosen.kind, chosen.history) == ("qwen3", "append")
+    with pytest.raises(UserError, match=r"renderer.kind: 'qwen' is not known"):
+        make_renderer(RendererConfig(kind="qwen"), tokenizer)
+
+
 def test_engines_and_agents() -> None:
     assert isinstance(make_agent(recipe()), ChatAgent)
     engine = asyncio.run(make_engine(recipe(), EnvSource.of(Parrots)))
