@@ -18,6 +18,7 @@ from stepgym.env.worker import threads
 from stepgym.errors import UserError
 from stepgym.model.engines import ENGINES
 from stepgym.model.engines.base import ChatEngine, Engine
+from stepgym.model.progress_bars import quiet_transformers
 from stepgym.model.renderer import Renderer
 from stepgym.run import AGENTS
 from stepgym.run.agent import Agent
@@ -123,8 +124,6 @@ async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> t
 
 def _load_pretrained(path: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stepgym.train.policy import quiet_transformers
 
     if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"model.path: there is no folder {path}")
