@@ -12,7 +12,7 @@ from typing import Any
 
 from stepgym.errors import UserError
 from stepgym.inspect.audit import checks as _registered  # noqa: F401  (registers them)
-from stepgym.inspect.audit.check import CHECKS, Check, Fault, Level
+from stepgym.inspect.audit.check import CHECKS, Check, Fault, Level, Need
 from stepgym.inspect.audit.checks.model import LOGPROB_GAP
 from stepgym.inspect.audit.checks.records import DUPLICATE
 from stepgym.inspect.audit.context import tokens_in_context
@@ -74,9 +74,7 @@ def audit(
     if model is not None:
         sampled = {version for versions in auditor.statistics.versions.values() for version in versions}
         models = find_models(run, model.model, model.weights_version, sampled)
-        gap, found = measure_gap(lambda: _trajectories(shards, phases), models, model, renderings, limit)
-        for finding in found:
-            auditor.findings.add(finding)
+        gap = measure_gap(lambda: _trajectories(shards, phases), models, model, renderings, limit, auditor.findings.add)
     return Audit(
         path=str(path),
         trajectories=auditor.statistics.trajectories,
@@ -129,7 +127,11 @@ class _Auditor:
         self._seen: set[str] = set()
         self._unread: dict[tuple[str, int, str], set[int]] = {}
         self._hooks: dict[Level, list[tuple[Check, Any]]] = {
-            level: [(each, each.hooks[level]) for each in CHECKS.values() if level in each.hooks and self._can(each)]
+            level: [
+                (each, each.hooks[level])
+                for each in CHECKS.values()
+                if level in each.hooks and self._can(each.need(level))
+            ]
             for level in ("step", "trajectory", "group", "run")
         }
 
@@ -187,21 +189,23 @@ class _Auditor:
         """What every check came to."""
         for check in CHECKS.values():
             counts = dict(self.findings.counts.get(check.name, {}))
-            skipped = ""
+            skipped, whole = "", True
             if check.name == LOGPROB_GAP and not with_model:
                 skipped = NO_MODEL
-            elif not self._can(check):
+            elif not self._can(check.needs):
                 skipped = NO_TOKENIZER
+            elif not all(self._can(need) for need in check.partly.values()):
+                skipped, whole = f"in part: {NO_TOKENIZER}", False
             yield CheckResult(
                 check=check.name,
                 promise=check.promise,
-                status="skipped" if skipped else "findings" if counts else "ok",
+                status="skipped" if skipped and whole else "findings" if counts else "ok",
                 counts=counts,
                 skipped=skipped,
             )
 
-    def _can(self, check: Check) -> bool:
-        return check.needs != "tokenizer" or self.renderings.first is not None
+    def _can(self, need: Need) -> bool:
+        return need != "tokenizer" or self.renderings.first is not None
 
     def _report(self, check: Check, fault: Fault, view: StepView | None, trajectory: str) -> None:
         context = fault.context

@@ -49,14 +49,20 @@ class Check:
     Attributes:
         name: What findings and `--fail-on` call it.
         promise: What it checks, in one sentence.
-        needs: `tokenizer`, `model`, or nothing.
+        needs: `tokenizer`, `model`, or nothing: what all of it needs.
         hooks: Its functions, by what they look at.
+        partly: The functions that need more than the check: what else they need.
     """
 
     name: str
     promise: str
     needs: Need = ""
     hooks: dict[Level, Hook] = field(default_factory=dict)
+    partly: dict[Level, Need] = field(default_factory=dict)
+
+    def need(self, level: Level) -> Need:
+        """What the function for a level needs."""
+        return self.partly.get(level, self.needs)
 
 
 CHECKS: dict[str, Check] = {}
@@ -77,6 +83,8 @@ def check(level: Level, *, name: str = "", needs: Need = "") -> Callable[[_H], _
         if level in known.hooks:
             raise ValueError(f"check {known.name}: two functions for one {level}")
         known.hooks[level] = function
+        if needs != known.needs:
+            known.partly[level] = needs
         return function
 
     return register

@@ -62,7 +62,7 @@ class CheckResult:
         promise: What it checks, in one sentence.
         status: `ok`, `findings` or `skipped`.
         counts: Number of findings by severity, all of them, shown or not.
-        skipped: Why it did not run; empty where it did.
+        skipped: Why it did not run, or not all of it (`in part: …`); empty where it did.
     """
 
     check: str

@@ -124,7 +124,8 @@ def measure_gap(
     options: GapOptions,
     renderings: Renderings,
     limit: int,
-) -> tuple[LogprobGap, list[Finding]]:
+    report: Callable[[Finding], None],
+) -> LogprobGap:
     """Recompute logprobs with each model, one at a time, and compare them with those that were recorded.
 
     Args:
@@ -133,13 +134,13 @@ def measure_gap(
         options: How they are recomputed.
         renderings: For the text around tokens.
         limit: Most worst tokens that are kept.
+        report: Called with a finding for each step over `options.max_gap`.
 
-    Returns the figures, and a finding for each step over `options.max_gap`. Raises `UserError` for a model that cannot
-    be loaded.
+    Raises `UserError` for a model that cannot be loaded.
     """
     from stepgym.model.scorer import Scorer
 
-    total, versions, worst, findings = _Gaps(), [], _Worst(limit), []
+    total, versions, worst = _Gaps(), [], _Worst(limit)
     reasons: Counter[str] = Counter()
     for model in models:
         scorer = Scorer.load(
@@ -153,7 +154,7 @@ def measure_gap(
             gaps.add(scored.gap)
             finding = worst.look_at(scored, renderings, options.max_gap)
             if finding is not None:
-                findings.append(finding)
+                report(finding)
         total.merge(gaps)
         versions.append(gaps.figures(model))
     compared = sum(version.steps for version in versions)
@@ -162,19 +163,16 @@ def measure_gap(
     known = {reason: count for reason, count in reasons.items() if count > 0}
     shown = total.figures(ModelOfVersion("", ""))
     some = shown.tokens > 0
-    return (
-        LogprobGap(
-            steps=compared,
-            tokens=shown.tokens,
-            mean=shown.mean if some else None,
-            p99=shown.p99 if some else None,
-            max=shown.max if some else None,
-            bias=shown.bias if some else None,
-            versions=tuple(versions),
-            not_compared=known,
-            worst=tuple(worst.tokens()),
-        ),
-        findings,
+    return LogprobGap(
+        steps=compared,
+        tokens=shown.tokens,
+        mean=shown.mean if some else None,
+        p99=shown.p99 if some else None,
+        max=shown.max if some else None,
+        bias=shown.bias if some else None,
+        versions=tuple(versions),
+        not_compared=known,
+        worst=tuple(worst.tokens()),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgym.inspect.audit.context import tokens_in_context
 from stepgym.inspect.audit.rendering import Rendering
@@ -20,13 +21,14 @@ _KEPT = 1000
 _DIGITS = re.compile(r"(\d+)")
 
 
-class FreeEnd(NamedTuple):
-    """An end of a turn whose logprob is exactly 0: where it is, and the tokens around it."""
+class Place(NamedTuple):
+    """A token or a row of tokens: where it begins, the tokens around it, and how many they are."""
 
     trajectory: str
     step: int
-    token: int
+    token: int | None
     context: str
+    size: int = 1
 
 
 class FirstUse(NamedTuple):
@@ -43,16 +45,21 @@ class EndsOfTurns:
     """How responses that the policy sampled end.
 
     Attributes:
-        trained, masked: Responses that end in a stop token, with a loss mask of 1 or 0 there.
+        steps: Responses.
+        trained, masked: Responses that end in a stop token, with a loss mask of 1 or 0 there. Without a tokenizer any
+            last token may be one.
         open: Responses that end in none (stop string, length).
         free: Trained ends whose logprob is exactly 0, the first thousand.
+        free_rows: Two and more other trained tokens in a row whose logprob is exactly 0, one of each response.
         others, free_others: Sampled tokens that are no such ends, and how many of them have a logprob of exactly 0.
     """
 
+    steps: int = 0
     trained: int = 0
     masked: int = 0
     open: int = 0
-    free: list[FreeEnd] = field(default_factory=list)
+    free: list[Place] = field(default_factory=list)
+    free_rows: list[Place] = field(default_factory=list)
     others: int = 0
     free_others: int = 0
 
@@ -65,11 +72,13 @@ class Statistics:
         rendering: The run's renderer; None without a tokenizer.
 
     Attributes:
-        ends: How responses end; counted only with a tokenizer.
+        ends: How responses end.
         versions: By (phase, iteration): what each weights version sampled.
         counted: By (phase, iteration): final trajectories, and those of them that could be scored.
         flat: By phase: groups whose members all have one reward, and groups with two members or more.
         templates: Trajectories by (template digest, date) that they recorded.
+        rewarded_last, rewarded_early_count: By environment: episodes of several turns of which one is rewarded, the
+            last one or an earlier one. `rewarded_early` are the places of the latter, the first thousand.
         strange_templates: Trajectories by template digest, where it is not the digest of the audit's own template.
     """
 
@@ -83,6 +92,9 @@ class Statistics:
         self.flat: dict[str, tuple[int, int]] = {}
         self.templates: Counter[tuple[str, str]] = Counter()
         self.strange_templates: Counter[str] = Counter()
+        self.rewarded_last: Counter[str] = Counter()
+        self.rewarded_early_count: Counter[str] = Counter()
+        self.rewarded_early: dict[str, list[Place]] = {}
         self._phases: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._repeated = 0
@@ -111,6 +123,7 @@ class Statistics:
         else:
             self._repeated += 1
         self._add_template(view)
+        self._add_reward(view)
         for each in view.steps:
             self._add_step(each)
         if view.steps and all(each.has_ids for each in view.steps):
@@ -167,30 +180,55 @@ class Statistics:
         self.response_tokens += len(view.response_ids)
         trained = int(np.count_nonzero(step.loss_mask)) if step.loss_mask is not None else 0
         self.trained_tokens += trained
-        if view.owner.rendering is not None and step.sampler == "policy":
+        if step.sampler == "policy" and len(view.response_ids):
             self._add_end(view)
 
     def _add_end(self, view: StepView) -> None:
         step, ends = view.step, self.ends
-        sampled = len(view.response_ids)
-        ended = view.ended_by is not None and step.loss_mask is not None
-        if not ended or step.loss_mask is None:
+        mask = step.loss_mask
+        known = view.owner.rendering is not None
+        ended = mask is not None and (view.ended_by is not None if known else True)
+        ends.steps += 1
+        if not ended or mask is None:
             ends.open += 1
-        elif step.loss_mask[-1]:
+        elif mask[-1]:
             ends.trained += 1
         else:
             ends.masked += 1
-        if step.logprobs is None:
+        if step.logprobs is None or mask is None:
             return
-        free = int(np.count_nonzero(step.logprobs == 0))
-        if ended and step.loss_mask is not None and step.logprobs[-1] == 0:
-            free -= 1
-            if step.loss_mask[-1] and len(ends.free) < _KEPT:
-                token = step.length - 1
-                context = tokens_in_context(step, token, view.rendering.decode)
-                ends.free.append(FreeEnd(str(view.trajectory.id), view.index, token, context))
-        ends.others += sampled - ended
-        ends.free_others += free
+        zero = step.logprobs == 0
+        ends.others += len(zero) - ended
+        if not zero.any():
+            return
+        if ended and zero[-1] and mask[-1] and len(ends.free) < _KEPT:
+            ends.free.append(self._place(view, step.length - 1))
+        if ended:
+            zero = zero[:-1]
+        ends.free_others += int(np.count_nonzero(zero))
+        start, count = _longest_row(zero & (mask[: len(zero)] == 1))
+        if count > 1 and len(ends.free_rows) < _KEPT:
+            ends.free_rows.append(self._place(view, len(view.prompt_ids) + start, count))
+
+    def _place(self, view: StepView, token: int, size: int = 1) -> Place:
+        decode = view.rendering.decode if view.owner.rendering is not None else None
+        return Place(str(view.trajectory.id), view.index, token, tokens_in_context(view.step, token, decode), size)
+
+    def _add_reward(self, view: TrajectoryView) -> None:
+        """Where the reward of an episode with a single rewarded turn sits."""
+        rewarded = [each for each in view.steps if each.step.reward]
+        if len(rewarded) != 1 or len(view.steps) < 2 or not view.trajectory.final:
+            return
+        (only,) = rewarded
+        env = view.trajectory.env_id
+        if only.index == len(view.steps) - 1:
+            self.rewarded_last[env] += 1
+        else:
+            self.rewarded_early_count[env] += 1
+            known = self.rewarded_early.setdefault(env, [])
+            if len(known) < _KEPT:
+                token = only.step.length - 1 if only.has_ids and only.step.length else None
+                known.append(Place(str(view.trajectory.id), only.index, token, ""))
 
     # ---- what it came to --------------------------------------------------------------------------------------------
 
@@ -217,7 +255,7 @@ class Statistics:
             "prompt_tokens": self.prompt_tokens,
             "response_tokens": self.response_tokens,
             "trained_tokens": self.trained_tokens,
-            "end_of_turn": {"trained": ends.trained, "masked": ends.masked, "open": ends.open},
+            "end_of_turn": {"trained": ends.trained, "masked": ends.masked, "open": ends.open} if self.template else {},
             "logprobs_of_zero": {"end_of_turn": len(ends.free), "other_tokens": ends.free_others},
             "sequences_per_trajectory": {str(number): count for number, count in sorted(self._chains.items())},
             "merge_ratio": merged.merge_ratio,
@@ -241,6 +279,16 @@ def newest(versions: Sequence[str]) -> str:
 
 def _age(version: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version)]
+
+
+def _longest_row(flags: NDArray[np.bool_]) -> tuple[int, int]:
+    """Where the longest row of true flags begins, and how long it is."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
+    if not len(edges):
+        return 0, 0
+    lengths = edges[1::2] - edges[::2]
+    longest = int(lengths.argmax())
+    return int(edges[2 * longest]), int(lengths[longest])
 
 
 def _member(view: TrajectoryView) -> Member:

@@ -50,6 +50,37 @@ def test_a_reward_moved_to_another_step(guess: Any) -> None:
     assert place(found) == ("reward_on_wrong_step", "train/1/2/0/0", 0)
 
 
+def test_a_reward_that_sits_on_an_earlier_turn_than_all_others(guess: Any) -> None:
+    """No part says where it belongs, but this environment rewards last turns."""
+
+    def copies(count: int, steps: Any) -> list[Any]:
+        return [
+            replace(
+                guess.clean[2],
+                id=replace(guess.clean[2].id, task_id=f"many-{len(steps)}-{number}"),
+                seeds={},
+                steps=steps,
+                task={"id": str(number)},
+            )
+            for number in range(count)
+        ]
+
+    first, second, third = guess.clean[2].steps
+    moved = (replace(first, reward=1.0), second, replace(third, reward=0.0))
+    one = replace(guess.clean[2], steps=moved)
+    found = [f for f in guess.audit([*copies(60, guess.clean[2].steps), one]).findings if f.step is not None]
+    assert [place(f) for f in found] == [("reward_on_wrong_step", "train/1/2/0/0", 0)]
+    assert found[0].severity == "warning"
+
+
+def test_rewards_on_earlier_turns_are_no_fault_where_they_are_usual(guess: Any) -> None:
+    first, second, third = guess.clean[2].steps
+    moved = (first, replace(second, reward=1.0), replace(third, reward=0.0))
+    trajectories = [replace(t, steps=moved, reward=1.0, success=True) for t in guess.clean[:3]]
+    found = guess.audit([*trajectories, *guess.clean[3:]]).findings
+    assert [f for f in found if f.check == "reward_on_wrong_step"] == []
+
+
 def test_a_reward_on_a_turn_that_the_environment_never_saw(guess: Any) -> None:
     clean = guess.clean[2]
     found = guess.only(guess.trajectory(2, metrics={**clean.metrics, "turns": 2.0}))
@@ -152,11 +183,20 @@ def test_a_sample_of_another_task(guess: Any) -> None:
     assert place(found) == ("group_differs", "train/1/2/1/0", None)
 
 
-def test_groups_without_variance_are_counted(guess: Any) -> None:
+def test_groups_without_variance_are_named_and_counted(guess: Any) -> None:
     found = guess.audit(guess.clean)
     assert found.statistics["zero_variance_groups"] == 3
-    assert [f.check for f in found.findings] == ["zero_variance"]
-    assert found.findings[0].severity == "note"
+    assert {f.check for f in found.findings} == {"zero_variance"}
+    assert {f.severity for f in found.findings} == {"note"}
+    assert [f.trajectory for f in found.findings] == ["train/1/1", "train/1/2", "train/1/3", ""]
+    assert "3 of 3" in found.findings[-1].text
+
+
+def test_a_group_with_variance_is_no_finding(guess: Any) -> None:
+    steps = (*guess.clean[2].steps[:2], replace(guess.clean[2].steps[2], reward=0.5))
+    found = guess.audit(guess.trajectory(2, steps=steps, reward=0.5))
+    assert "train/1/2" not in {f.trajectory for f in found.findings}
+    assert found.statistics["zero_variance_share"] == 2 / 3
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,27 @@ def test_logprobs_of_zero_are_no_fault_where_they_are_common(guess: Any) -> None
     assert [f for f in guess.audit(trajectories).findings if f.severity != "note"] == []
 
 
+def test_an_end_of_turn_appended_with_a_logprob_of_zero_shows_without_a_tokenizer(guess: Any) -> None:
+    step = guess.clean[0].steps[1]
+    logprobs = step.logprobs.copy()
+    logprobs[-1] = 0.0
+    found = guess.only(guess.step(0, 1, logprobs=logprobs), renderer=False)
+    assert place(found) == ("appended_end_of_turn", "train/1/1/0/0", 1, step.length - 1)
+    audit = guess.audit([], renderer=False)
+    assert next(c for c in audit.checks if c.check == "appended_end_of_turn").skipped.startswith(
+        "in part: no tokenizer"
+    )
+
+
+def test_padded_tokens_that_are_trained(guess: Any) -> None:
+    step = guess.clean[0].steps[1]
+    logprobs = step.logprobs.copy()
+    logprobs[5:9] = 0.0
+    found = guess.only(guess.step(0, 1, logprobs=logprobs))
+    assert place(found) == ("unsampled_token_trained", "train/1/1/0/0", 1, len(step.prompt_ids) + 5)
+    assert found.text.startswith("4 trained tokens in a row")
+
+
 def test_an_end_of_turn_appended_beyond_the_tokens_asked_for(guess: Any) -> None:
     step = guess.clean[0].steps[2]
     asked = len(step.response_ids) - 1

@@ -49,9 +49,19 @@ def group_differs(group: GroupView) -> Iterator[Fault]:
                 yield Fault(f"its {what} is not that of its group", trajectory=str(member.id))
 
 
-@check("run")
-def zero_variance(run: Statistics) -> Iterator[Fault]:
-    """Groups whose members all have one reward teach nothing; a run in which most are is mostly waste."""
+@check("group")
+def zero_variance(group: GroupView) -> Iterator[Fault]:
+    """Groups whose members all have one reward teach nothing; a run in which most are is mostly waste.
+
+    A note for each training group, and one where they are more than half.
+    """
+    if group.flat and group.members[0].id.phase == TRAINED_PHASE:
+        members = group.standing
+        yield Fault(f"all {len(members)} members have the reward {members[0].reward:g}", severity="note")
+
+
+@check("run", name="zero_variance")
+def _mostly_waste(run: Statistics) -> Iterator[Fault]:
     flat, groups = run.flat.get(TRAINED_PHASE, (0, 0))
     if groups and flat / groups > 0.5:
         yield Fault(

@@ -157,7 +157,7 @@ def template_differs(run: Statistics) -> Iterator[Fault]:
 def _difference(view: StepView, tools: Sequence[Mapping[str, Any]]) -> Difference | None:
     """How the prompt differs from what is rendered; None where it does not."""
     rendering = view.rendering
-    if view.extends and view.step.rendering not in ANEW:
+    if view.extends and view.step.rendering not in REASONS:
         start = view.shared
         wanted = expected_addition(view, tools=tools)
         if wanted is not None:

@@ -12,6 +12,8 @@ from stepgym.record.outcome import Outcome
 
 _CONCLUDED = (Outcome.CONTEXT_OVERFLOW, Outcome.EPISODE_TIMEOUT)
 """Outcomes after which the environment gives a last reward for a turn that it may not have seen."""
+RARE = 0.02
+"""Rewards on early turns are strange in an environment where fewer than this share of its episodes has one."""
 
 
 @check("trajectory")
@@ -89,6 +91,24 @@ def reward_on_wrong_step(view: TrajectoryView) -> Iterator[Fault]:
                 step=each.index,
             )
             return
+
+
+@check("run", name="reward_on_wrong_step")
+def _early_among_last(run: Statistics) -> Iterator[Fault]:
+    """Where an environment rewards last turns, a reward on an earlier one may have been put there by mistake."""
+    for env, places in run.rewarded_early.items():
+        last, early = run.rewarded_last[env], run.rewarded_early_count[env]
+        if early > last:
+            continue
+        for place in places:
+            yield Fault(
+                f"the episode's whole reward sits on an earlier turn, where it sits on the last one in {last} of "
+                f"{last + early} episodes",
+                place.token,
+                severity="warning" if early <= RARE * (last + early) else "note",
+                step=place.step,
+                trajectory=place.trajectory,
+            )
 
 
 @check("trajectory")

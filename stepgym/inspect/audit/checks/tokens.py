@@ -12,6 +12,8 @@ from stepgym.inspect.audit.views import StepView
 
 RARE = 1e-3
 """Logprobs that are exactly zero are rare in a run where fewer than this share of its sampled tokens have one."""
+OFTEN = 0.1
+"""Rows of such tokens are the model's own way where more than this share of the turns has one."""
 
 
 @check("step")
@@ -47,13 +49,52 @@ def empty_response(view: StepView) -> Iterator[Fault]:
         yield Fault("the response has no tokens", len(view.prompt_ids) or None, severity="warning")
 
 
-@check("step", needs="tokenizer")
-def appended_end_of_turn(view: StepView) -> Iterator[Fault]:
+@check("run", name="unsampled_token_trained")
+def _free_tokens(run: Statistics) -> Iterator[Fault]:
+    """Padded tokens carry a logprob of exactly 0, many in a row; tokens that were sampled hardly ever do."""
+    free, steps = run.ends.free_rows, run.ends.steps
+    if not free or (len(free) > 2 and len(free) > OFTEN * steps):
+        return
+    for each in free:
+        yield Fault(
+            f"{each.size} trained tokens in a row have logprob exactly 0, as in {len(free) / steps:.1%} of the turns: "
+            "they were put there, not sampled",
+            each.token,
+            severity="warning",
+            step=each.step,
+            trajectory=each.trajectory,
+            context=each.context,
+        )
+
+
+@check("run")
+def appended_end_of_turn(run: Statistics) -> Iterator[Fault]:
     """A turn's end that was not sampled is not in the response; it belongs to the next prompt.
 
-    Here: the end follows a stop string, or more tokens than were asked for. Over the run (below): its logprob is
-    exactly 0, where next to no other token's is.
+    It shows in a logprob of exactly 0 where next to no other token has one; with a tokenizer also in that it follows a
+    stop string, or more tokens than were asked for.
     """
+    ends = run.ends
+    if not ends.free:
+        return
+    elsewhere = ends.free_others / ends.others if ends.others else 0.0
+    every = ends.trained >= 20 and len(ends.free) >= 0.95 * ends.trained and elsewhere < 0.5
+    if elsewhere >= RARE and not every:
+        return
+    for each in ends.free:
+        yield Fault(
+            f"the end of the turn has logprob exactly 0, as {elsewhere:.2%} of the other tokens have: "
+            "it was appended, not sampled",
+            each.token,
+            severity="error" if elsewhere < RARE else "warning",
+            step=each.step,
+            trajectory=each.trajectory,
+            context=each.context,
+        )
+
+
+@check("step", name="appended_end_of_turn", needs="tokenizer")
+def _end_after_the_end(view: StepView) -> Iterator[Fault]:
     step = view.step
     if not view.has_ids or view.ended_by is None or step.sampler != "policy":
         return
@@ -66,27 +107,6 @@ def appended_end_of_turn(view: StepView) -> Iterator[Fault]:
         )
     elif view.stopped_at == len(view.spoken) and view.spoken:
         yield Fault("the end of the turn stands after a stop string that had ended the response: it was appended", at)
-
-
-@check("run", name="appended_end_of_turn", needs="tokenizer")
-def _free_end_of_turn(run: Statistics) -> Iterator[Fault]:
-    ends = run.ends
-    if not ends.free:
-        return
-    elsewhere = ends.free_others / ends.others if ends.others else 0.0
-    every = ends.trained >= 20 and len(ends.free) >= 0.95 * ends.trained and elsewhere < 0.5
-    if elsewhere >= RARE and not every:
-        return
-    for trajectory, step, token, context in ends.free:
-        yield Fault(
-            f"the end of the turn has logprob exactly 0, as {elsewhere:.2%} of the other tokens have: "
-            "it was appended, not sampled",
-            token,
-            severity="error" if elsewhere < RARE else "warning",
-            step=step,
-            trajectory=trajectory,
-            context=context,
-        )
 
 
 @check("run", needs="tokenizer")
