@@ -77,7 +77,6 @@ async def _play(
 ) -> Evaluation:
     source, tally = env_source(plan), Tally()
     tasks = await split_tasks(source, play.split, play.tasks)
-    progress = EpisodeProgress(display, tally, len(tasks) * plan.rollout.samples)
     options: dict[str, Any] = {
         "config": plan.rollout,
         "sampling": plan.sampling.sampling,
@@ -86,24 +85,31 @@ async def _play(
         "seed": plan.seed,
         "agent": make_agent(plan),
         "tally": tally,
-        "on_trajectory": progress,
     }
+
+    def begin() -> None:
+        options["on_trajectory"] = EpisodeProgress(display, tally, len(tasks) * plan.rollout.samples)
+
     with TrajectoryStore(folder.trajectories, "a") as store:
         if play.expert is not None:
             _, tokenizer = await load_model(plan, source)
             writer = make_renderer(plan.renderer, tokenizer)
             folder.keep_renderer(writer)
+            begin()
             await collect(source, tasks, renderer=writer, expert=play.expert, store=store, **options)
             # From the store, which also has the attempts that failed and were tried again.
             expected = len(tasks) * plan.rollout.samples
             result = summarize(store.read(phase=play.phase), expected=expected, seed=plan.seed)
         else:
             engine = await (connect() if connect is not None else make_engine(plan, source))
+            display.stage(f"engine {engine.kind}", None)
+            engine.on_progress = display.doing
             await engine.open()
             try:
                 renderer = make_renderer(plan.renderer, engine.tokenizer) if isinstance(engine, Engine) else None
                 if renderer is not None:
                     folder.keep_renderer(renderer)
+                begin()
                 result = await evaluate_async(source, engine, tasks=tasks, renderer=renderer, store=store, **options)
             finally:
                 await engine.close()

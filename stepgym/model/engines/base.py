@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -59,9 +59,12 @@ class Engine(ABC):
         logprobs_kind: What `Completion.logprobs` are (see `Sampling.logprobs_kind`).
         context_length: Most tokens, prompt and response together, that the model takes; None where unknown.
         model: Name of the model, for provenance.
+        on_progress: Told, in a line that replaces the one before, how far `open` has come where it takes long; it may
+            be called from another thread. None: nobody wants to know.
     """
 
     kind: ClassVar[str]
+    on_progress: Callable[[str], None] | None = None
     sampler: SamplerKind = "policy"
     logprobs_kind: Literal["processed", "raw", "unknown"] = "processed"
     context_length: int | None = None
@@ -108,6 +111,7 @@ class ChatEngine(ABC):
     """
 
     kind: ClassVar[str] = "chat"
+    on_progress: Callable[[str], None] | None = None
     sampler: SamplerKind = "policy"
     context_length: int | None = None
     model: str = ""

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -71,7 +71,6 @@ class VLLMEngine(Engine):
 
     Attributes:
         model: What records call the model; may be set to what is better known than a temporary folder.
-        on_progress: Called with a line about how far the start of a server has come, from a thread.
         weights: The weights that the servers have; see `stepgym.model.engines.vllm.weights`.
     """
 
@@ -127,7 +126,6 @@ class VLLMEngine(Engine):
         self.transfer = transfer
         self.sync_path = sync_path
         self.lora_rank = lora_rank
-        self.on_progress: Callable[[str], None] | None = None
         self._tokenizer_name = tokenizer or model
         self._tokenizer: Any = None
         self._install: Literal["auto"] | Kind = install
