@@ -16,7 +16,8 @@ from stepgym.model.xml_calls import XmlCalls
 
 _NAME, _KEY, _VALUE, _ANSWER = "stepgym_probe_tool", "stepgym_key", "stepgym-value-2e5c", "stepgym-answer-61d0"
 _USER = {"role": "user", "content": "x"}
-_IDS = ("call_0_0", "a1b2c3d4e")
+_IDS = ("call_0_0", "a1b2c3d4e", f"functions.{_NAME}:0")
+"""Ids to try: ours, what Mistral's templates ask for, and what Kimi's have instead of a name."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -116,8 +117,8 @@ def _recognise(turn: str, answer: str, call_id: str) -> ToolCallFormat | None:
         closing = closing[: closing.index(ending)].strip()
     elif not opening:
         closing = ""  # a turn that calls ends in a token of its own, such as <|eom_id|>
-    if any(character.isspace() for character in opening + closing):
-        return None
+    if _NAME in opening + closing or any(character.isspace() for character in opening + closing):
+        return None  # more than delimiters
     return JsonCalls(
         open=opening,
         close=closing,

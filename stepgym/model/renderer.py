@@ -110,11 +110,14 @@ class Renderer:
         self._reader = TurnReader(self.reasoning, self._tools.format)
         self._delimiters = Delimiters(self._reader.delimiters, self.encode, self.decode)
         self._family_reads = self._family is not None and bool(self._tools.turn) and self._tools.format is None
-        self._find_terminators()
-        self._continuation = Continuation(self.template, self._reader, list(self._terminators.values()))
+        self._continuation = Continuation(self.template, self._reader, self._find_terminators())
 
-    def _find_terminators(self) -> None:
-        """Which tokens end a turn: the first special token after an answer, and after a call."""
+    def _find_terminators(self) -> list[str]:
+        """Find which tokens end a turn: the first special token after an answer, and after a call.
+
+        Returns what a template writes at the end of a turn. One that writes no special token there ends it with
+        nothing: the end of text that a model samples then stays in the ids, and the template's text goes on after it.
+        """
         end = self.tokenizer.eos_token_id
         special = {end, *self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         after_answer = [i for i in self.encode(find_turn_end(self.template)).tolist() if i in special]
@@ -129,6 +132,7 @@ class Renderer:
         library = self._family.stop_token_ids if self._family is not None else ()
         ends = (self.terminator_id, *self._terminators, end, *library)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        return list(self._terminators.values()) if after_answer else [""]
 
     def encode(self, text: str) -> Ids:
         """int32 ids of a text, with no special tokens added."""

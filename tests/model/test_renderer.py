@@ -129,6 +129,23 @@ def test_a_template_that_strips_thinking_is_followed_and_named(tokenizer: Any) -
     assert prompts[-1] == renderer.encode(renderer.template.apply(messages, to_sample=True)).tolist()
 
 
+@pytest.mark.parametrize("terminator", [True, False])
+def test_a_template_without_a_token_at_the_end_of_a_turn_is_extended_after_the_end_of_text(
+    tokenizer: Any, terminator: bool
+) -> None:
+    source = (
+        "{%- for m in messages %}{{- m.role + ': ' + m.content + '\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- 'assistant: ' }}{%- endif %}"
+    )
+    for history in ("template", "append"):
+        renderer = Renderer(tokenizer, chat_template=source, history=history)  # type: ignore[arg-type]
+        assert renderer.terminator_id == tokenizer.eos_token_id
+        prompts, renderings, _ = play(renderer, ["one", "two"], terminator=terminator)
+        assert renderings[1] == "extended"
+        end = renderer.terminator if terminator else ""
+        assert renderer.decode(prompts[1]).endswith(f"assistant: one{end}\nuser: Result 0\nassistant: ")
+
+
 def test_content_that_the_template_trims_means_the_same_and_is_extended(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer, chat_template=TRIMS)
     _, renderings, _ = play(renderer, ["  spaced out \n", "plain"])

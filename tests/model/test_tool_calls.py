@@ -285,6 +285,7 @@ def template(call: str) -> str:
             "{{- '<parameter=' + k + '>' + v + '</parameter>' }}{%- endfor %}{{- '</function>' }}",
             XmlCalls("", ""),
         ),
+        ("""{{- '<call>' + f.name + '<args>' + ({'name': f.name, 'args': f.arguments} | tojson) }}""", None),
         ("""{{- 'Call ' + f.name + ' with ' + (f.arguments | tojson) }}""", None),
     ],
 )
