@@ -37,12 +37,22 @@ class ToolSupport:
         format: How a call is written; None where that was not recognised, or nothing is written.
         turn: What a turn with a call looks like; "" where the template writes none.
         arguments_as_text: Whether it wants a call's arguments as JSON text.
+        named_ids: Whether it writes a call's id for the tool's name, as Kimi's does (`functions.look_up:0`).
     """
 
     shown: bool = False
     format: ToolCallFormat | None = None
     turn: str = ""
     arguments_as_text: bool = False
+    named_ids: bool = False
+
+    def with_ids(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message whose calls have ids that the template can write."""
+        calls = message.get("tool_calls")
+        if not calls or not self.named_ids:
+            return message
+        named = [{**call, "id": f"functions.{call['function']['name']}:{i}"} for i, call in enumerate(calls)]
+        return {**message, "tool_calls": named}
 
 
 def find_tool_support(template: Template) -> ToolSupport:
@@ -64,7 +74,7 @@ def find_tool_support(template: Template) -> ToolSupport:
                 if found is not None:
                     return ToolSupport(shown, found, turn, as_text)
                 if _NAME in turn and not unknown.turn:
-                    unknown = ToolSupport(shown, None, turn, as_text)
+                    unknown = ToolSupport(shown, None, turn, as_text, call_id == _IDS[2])
     finally:
         template.arguments_as_text = before
     return unknown

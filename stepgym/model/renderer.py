@@ -307,7 +307,7 @@ class Renderer:
             text = str(message.get("text", message.get("content") or ""))
             text = self._after_opener(text, opener)
         else:
-            text = self._as_template_writes(messages, message, tools, opener)
+            text = self._as_template_writes(messages, self._tools.with_ids(message), tools, opener)
         if text.endswith(tuple(stop)) and stop:
             return self.encode(text)
         return self.encode(text + self.terminator)

@@ -242,6 +242,22 @@ def test_the_library_is_asked_where_only_it_knows_the_format() -> None:
     assert message["invalid_tool_calls"]
 
 
+def test_kimi_writes_a_tools_name_in_the_id_of_a_call() -> None:
+    tokenizer = copy.deepcopy(tokenizer_for(FAMILIES["tools_json"]))
+    tokens = ["<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_call_argument_begin|>"]
+    tokens += [f"<|tool_call{part}_{end}|>" for part in ("", "s_section") for end in ("begin", "end")]
+    tokenizer.add_tokens([*tokens, "[BOS]", "[EOS]"], special_tokens=True)
+    tokenizer.chat_template = None
+    renderer = Renderer(tokenizer, kind="kimi-k2")
+    call = {"id": "call_0", "type": "function", "function": {"name": "guess", "arguments": '{"n": 4}'}}
+    ids = renderer.encode_response(
+        [user("go")], {"role": "assistant", "content": "", "tool_calls": [call]}, tools=TOOLS
+    )
+    message, ended = renderer.read(ids, stop=(), tools=TOOLS, id_prefix="c")
+    assert ended
+    assert message["tool_calls"][0] == {**call, "id": "functions.guess:0"}
+
+
 def test_known_families_are_those_of_the_library() -> None:
     assert {"qwen3", "llama-3", "gpt-oss", "deepseek-v3"} <= set(known_families())
     assert not {"auto", "default", "custom"} & set(known_families())
