@@ -9,7 +9,7 @@ and says why; with `history: append` what was sampled stays all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Literal
 
@@ -132,6 +132,11 @@ class Renderer:
         library = self._family.stop_token_ids if self._family is not None else ()
         ends = (self.terminator_id, *self._terminators, end, *library)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        # Tokens that a turn has only when it calls: with one of them a turn is no answer, whatever the library says.
+        said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+        answer = set(self.encode(self.template.apply(said, to_sample=False)).tolist())
+        in_call = set(self.encode(self._tools.turn).tolist()) if self._family_reads else set()
+        self._call_tokens = (in_call & special) - answer - set(self.stop_token_ids)
         return list(self._terminators.values()) if after_answer else [""]
 
     def encode(self, text: str) -> Ids:
@@ -282,7 +287,16 @@ class Renderer:
     ) -> ParsedTurn:
         assert self._family is not None
         ids = self.encode(text) if cut else ids
-        return self._family.parse(ids, self.encode(opener) if opener else None, tools, id_prefix=id_prefix)
+        parsed = self._family.parse(ids, self.encode(opener) if opener else None, tools, id_prefix=id_prefix)
+        if not tools or parsed.tool_calls or parsed.invalid:
+            return parsed
+        close = self.encode(self.reasoning.close) if self.reasoning is not None else ids[:0]
+        places = np.flatnonzero(ids == close[0]) if len(close) == 1 else close
+        rest = ids[places[-1] :] if len(places) else ids  # calls in reasoning that ended were drafts
+        if self._call_tokens.intersection(rest.tolist()):
+            error = "parts of a tool call that do not make one"
+            return replace(parsed, content="", invalid=[{"text": text.strip()[:2000], "error": error}])
+        return parsed
 
     def encode_response(
         self,

@@ -237,9 +237,19 @@ def test_the_library_is_asked_where_only_it_knows_the_format() -> None:
     opener = renderer.prompt([user("go")], TOOLS).opener
     message, _ = renderer.read(ids, stop=(), tools=TOOLS, id_prefix="c", opener=opener)
     assert message["tool_calls"][0]["function"] == {"name": "guess", "arguments": '{"n": 4}'}, renderer.decode(ids)
-    broken = renderer.encode(renderer.decode(ids).replace("</tool_call>", ""))
-    message, _ = renderer.read(broken, stop=(), tools=TOOLS, id_prefix="c", opener=opener)
-    assert message["invalid_tool_calls"]
+    written = renderer.decode(ids)
+    for broken in ("</tool_call>", "guess"), ("<tool_call>", "guess"), ("<tool_call>", "</tool_call>"):
+        text = written
+        for part in broken:
+            text = text.replace(part, "")
+        message, _ = renderer.read(renderer.encode(text), stop=(), tools=TOOLS, id_prefix="c", opener=opener)
+        assert message["invalid_tool_calls"], text
+        assert "tool_calls" not in message
+        untold, _ = renderer.read(renderer.encode(text), stop=(), tools=(), id_prefix="c", opener=opener)
+        assert "invalid_tool_calls" not in untold
+    draft = "<think>" + written.replace("<think></think>", "").replace("<|im_end|>", "") + "</think>42"
+    message, _ = renderer.read(renderer.encode(draft), stop=(), tools=TOOLS, id_prefix="c", opener=opener)
+    assert (message["content"].strip(), message.get("invalid_tool_calls")) == ("42", None)
 
 
 def test_kimi_writes_a_tools_name_in_the_id_of_a_call() -> None:
