@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stepgym.env.messages import tool_call
+from stepgym.env.messages import tool_call, user
 from stepgym.env.task import Task
 from stepgym.env.tool_env import ToolEnv
 from stepgym.env.tools import tool
@@ -94,7 +94,7 @@ def tiny_model(tokenizer: Any) -> Any:
     return transformers.Qwen3ForCausalLM(config).eval()
 
 
-def play(folder: Path, family: Any, env: Any, *, expert: bool, **options: Any) -> Path:
+def play(folder: Path, family: Any, env: Any, *, expert: bool, agent: Any = None, **options: Any) -> Path:
     tokenizer = families.tokenizer_for(family)
     renderer = Renderer(tokenizer, **options)
     save_renderer(renderer, folder / "renderer")
@@ -107,7 +107,7 @@ def play(folder: Path, family: Any, env: Any, *, expert: bool, **options: Any) -
         engine = TransformersEngine.wrap(tiny_model(tokenizer), tokenizer, name="tiny", context_length=1024)
         run_blocking(engine.open())
         try:
-            rollout(env, tasks, engine, renderer=renderer, store=store, config=config, phase="train")
+            rollout(env, tasks, engine, agent=agent, renderer=renderer, store=store, config=config, phase="train")
         finally:
             run_blocking(engine.close())
     return folder
@@ -147,3 +147,45 @@ def test_the_games_that_faults_are_planted_in_are_clean(game: str, request: pyte
     assert found.trajectories == 6
     assert found.steps == sum(len(t.steps) for t in bench.clean)
     assert found.statistics["renderings"]["first"] == 6
+
+
+class Restless:
+    """An agent with a helper beside it, that samples every turn twice and now and then rewrites what was said."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    async def run(self, episode: Any) -> None:
+        helper = [user("You help. Ünïcödé ✓ \n")]
+        while not episode.done:
+            answer = await episode.session.chat(helper)
+            helper = [*helper, answer, user("And now? \n")]
+            await episode.session.chat(episode.messages, tools=episode.tools, stop=episode.stop)
+            said = await episode.session.chat(episode.messages, tools=episode.tools, stop=episode.stop, max_tokens=9)
+            self.turns += 1
+            if self.turns % 3 == 0 and len(episode.messages) > 2:
+                rewritten = [
+                    {"role": m["role"], "content": "rewritten" if m["role"] == "assistant" else m["content"]}
+                    for m in episode.messages
+                ]
+                await episode.session.chat(rewritten, stop=episode.stop)
+            await episode.step(said)
+
+
+@pytest.mark.parametrize("history", ["template", "append"])
+@pytest.mark.parametrize("name", ["chatml", "thinking_kept", "last_differs", "headers"])
+def test_agents_with_several_conversations_have_no_findings(name: str, history: str, tmp_path: Path) -> None:
+    folder = play(tmp_path, families.FAMILIES[name], Colours, expert=False, agent=Restless(), history=history)
+    found = audit(folder)
+    assert [f for f in found.findings if f.severity != "note"] == []
+    assert found.statistics["renderings"]["agent_rewrote_history"] > 0
+
+
+def test_a_family_of_the_library_has_no_findings(tmp_path: Path) -> None:
+    """The library's renderer for Qwen3, for a tokenizer that has all that it needs."""
+    family = families.FAMILIES["thinking_stripped"]
+    for expert in (False, True):
+        found = audit(play(tmp_path / str(expert), family, Guess, expert=expert, kind="qwen3"))
+        assert [f for f in found.findings if f.severity != "note"] == []
+        settings = (tmp_path / str(expert) / "renderer" / "renderer.json").read_text()
+        assert '"kind": "qwen3"' in settings
