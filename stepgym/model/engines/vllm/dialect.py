@@ -230,8 +230,8 @@ def name_version(version: str) -> Call:
 
 
 def load_adapter(name: str, folder: Path) -> Call:
-    """Give a server a LoRA adapter; requests name it as their model."""
-    return Call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+    """Give a server a LoRA adapter; requests name it as their model. One that has it already loads it again."""
+    return Call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
 
 
 def unload_adapter(name: str) -> Call:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ PATIENCE = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
 _PR_SET_CHILD_SUBREAPER = 36
+_SHARED = re.compile(r" /dev/shm/(psm_|sem\.mp-)\S+$")  # memory and semaphores of Python's multiprocessing
 
 
 class Command:
@@ -40,15 +43,29 @@ class Command:
 
     def end(self) -> None:
         """End every process of the group: with a moment to tidy up, unless their leader has died under them."""
+        memory = self._shared_memory()
         for number in (signal.SIGTERM, signal.SIGKILL) if self.exit_code is None else (signal.SIGKILL,):
             deadline = time.monotonic() + PATIENCE
-            if not self._signal(number):
-                return
-            while time.monotonic() < deadline:
+            there = self._signal(number)
+            while there and time.monotonic() < deadline:
                 self.collect()
-                if not self._signal(0):
-                    return
-                time.sleep(0.05)
+                there = self._signal(0)
+                time.sleep(0.05 if there else 0)
+        for path in memory:  # who is killed cannot tidy up
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _shared_memory(self) -> set[str]:
+        """The shared memory and semaphores that Python processes of the group hold, by their files."""
+        found = set()
+        for path in glob.glob("/proc/[0-9]*"):
+            try:
+                if os.getpgid(int(path[6:])) == self.group:
+                    with open(f"{path}/maps", encoding="utf-8", errors="replace") as maps:
+                        found |= {line.split()[5] for line in maps if _SHARED.search(line)}
+            except (OSError, IndexError):
+                continue
+        return found
 
     def _signal(self, number: int) -> bool:
         """Whether there was anyone to get the signal."""

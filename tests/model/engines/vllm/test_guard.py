@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -30,6 +31,30 @@ def start(tmp_path, end="time.sleep(600)"):
     )
     grandchild = int(process.stdout.readline())
     return process, int((tmp_path / "pid").read_text()), grandchild
+
+
+def test_shared_memory_of_those_who_were_killed_is_given_back(tmp_path):
+    holds = (
+        "import multiprocessing.shared_memory as m, time\n"
+        "block = m.SharedMemory(create=True, size=4096)\nprint(block._name, flush=True)\ntime.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, guard.__file__, str(tmp_path / "pid"), sys.executable, "-c", holds],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    block = Path("/dev/shm") / process.stdout.readline().strip().lstrip("/")
+    assert block.exists()
+    command = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 20
+    while not (trackers := [p for p in psutil.Process(command).children() if "tracker" in " ".join(p.cmdline())]):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    trackers[0].kill()  # else it would tidy up
+    process.stdin.close()
+    process.wait(timeout=30)
+    assert not block.exists()
 
 
 def gone(*pids):
