@@ -34,7 +34,7 @@ NO_MODEL = "no model was given (--model PATH)"
 def audit(
     path: str | os.PathLike[str],
     *,
-    phases: Collection[str] = (),
+    phases: str | Collection[str] = (),
     tokenizer: str | os.PathLike[str] | None = None,
     model: GapOptions | None = None,
     limit: int = 20,
@@ -56,6 +56,7 @@ def audit(
             model cannot be loaded.
     """
     started = time.perf_counter()
+    phases = (phases,) if isinstance(phases, str) else tuple(phases)
     run = RecordedRun.of(path)
     run.store().close()  # what is no store, or one of another version, is refused here
     facts = RunFacts(run.config, tuple(_metrics(run.path)))

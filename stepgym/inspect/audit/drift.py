@@ -106,7 +106,7 @@ def as_rendered(view: StepView) -> bool:
             prompt_ids=parent.prompt_ids,
             response_ids=parent.response_ids,
         )
-    prompt = renderer.prompt(messages, view.tools, previous)
+    prompt = view.rendering.prompt(messages, view.tools, previous)
     start = view.shared if prompt.extends else 0
     return bool(np.array_equal(view.prompt_ids[start:], prompt.new_ids))
 

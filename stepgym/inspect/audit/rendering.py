@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
 from stepgym.errors import UserError
-from stepgym.model.renderer import Renderer
+from stepgym.model.renderer import Prompt, Renderer, Turn
 from stepgym.model.renderer_files import redated
 from stepgym.record.step import Ids
 
@@ -53,14 +54,16 @@ class Rendering:
 
         Raises `UserError` where the template refuses it.
         """
-        return self.renderer.template.apply(messages, tools, to_sample=True)
+        with _one_line():
+            return self.renderer.template.apply(messages, tools, to_sample=True)
 
     def ids(self, text: str, *, keep: bool = False) -> Ids:
         """int32 ids of a text. `keep` those of a text that comes again, as the first prompt of a group does."""
         known = self._ids.get(text)
         if known is not None:
             return known
-        ids = self.renderer.encode(text)
+        with _one_line():
+            ids = self.renderer.encode(text)
         return self._keep(text, ids) if keep else ids
 
     def decode(self, ids: Ids) -> str:
@@ -69,13 +72,34 @@ class Rendering:
 
     def generation_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """What the template adds for sampling; empty for templates that have none of their own."""
-        return self.renderer.generation_prompt(messages, tools)
+        with _one_line():
+            return self.renderer.generation_prompt(messages, tools)
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn | None
+    ) -> Prompt:
+        """The renderer's own prompt, given the turn before. Raises `UserError` where it cannot be."""
+        with _one_line():
+            return self.renderer.prompt(messages, tools, previous)
 
     def _keep(self, text: str, ids: Ids) -> Ids:
         if len(self._ids) >= _KEPT:
             self._ids.pop(next(iter(self._ids)))
         self._ids[text] = ids
         return ids
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Makes a `UserError` of what templates and tokenizers raise for messages that are none (no content, half a
+    character).
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from None
 
 
 class Renderings:

@@ -148,6 +148,8 @@ class Statistics:
 
     def add_member(self, member: Member) -> None:
         """Count what the weights versions of a trajectory sampled."""
+        if not member.versions:
+            return
         known = self.versions.setdefault((member.id.phase, member.id.iteration), {})
         for version, tokens, step, token in member.versions:
             first = known.get(version)
