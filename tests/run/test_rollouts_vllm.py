@@ -13,6 +13,7 @@ import torch
 
 from stepgym import OutcomePolicy, TrajectoryStore
 from stepgym.env.worker import run_blocking
+from stepgym.inspect.audit import GapOptions, audit
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling
 from stepgym.run.env_source import EnvSource
@@ -65,6 +66,12 @@ def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tm
     gaps = [np.abs(s.logprobs - served.logprobs(s.prompt_ids, s.response_ids)) for s in steps[:200]]
     assert np.concatenate(gaps).mean() < 1e-3
     assert all(s.weights_versions[0][0] == served.engine.weights_version for s in steps)
+    # The audit finds the same, from the store alone.
+    model = GapOptions(str(served.folder), weights_version=served.engine.weights_version)
+    found = audit(tmp_path / "trajectories", tokenizer=str(served.folder), model=model)
+    assert found.logprob_gap.steps == len(steps)
+    assert found.logprob_gap.mean < 1e-3
+    assert (found.count("error"), found.count("warning")) == (0, 0), found.findings
 
 
 def test_a_server_killed_in_the_middle_of_a_rollout_costs_attempts_but_no_reward(serve_vllm, tmp_path):
