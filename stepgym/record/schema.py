@@ -7,7 +7,7 @@ numbers, null where the step has None, so that None and [] stay different things
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stepgym.record.delta import Delta, find_deltas, materialise
 from stepgym.record.json_text import dump_json, dump_text, load_json, load_text
+from stepgym.record.number_lists import ListColumn, Numbers, number_lists, numbers_of, offsets_of, own
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling, Step
 from stepgym.record.trajectory import Trajectory, TrajectoryId
@@ -106,13 +107,6 @@ class _StoredStep(NamedTuple):
     parent: Step | None
 
 
-class _Numbers(NamedTuple):
-    """A list column of numbers: the values of all rows, and the length of each row, None for null."""
-
-    values: NDArray[Any]
-    lengths: list[int | None]
-
-
 class Row(NamedTuple):
     """A trajectory as the columns that will hold it: a copy, which later changes to the trajectory do not reach.
 
@@ -125,7 +119,7 @@ class Row(NamedTuple):
 
     cells: dict[str, Any]
     step_lists: dict[str, list[Any]]
-    step_numbers: dict[str, _Numbers]
+    step_numbers: dict[str, Numbers]
     turns: int
 
     @property
@@ -157,10 +151,10 @@ def to_row(trajectory: Trajectory) -> Row:
     steps = [s.step for s in stored]
     new_ids = [None if s.step.prompt_ids is None else s.step.prompt_ids[s.delta.keep :] for s in stored]
     numbers = {
-        "new_ids": _numbers(new_ids, np.int32),
-        "response_ids": _numbers([s.response_ids for s in steps], np.int32),
-        "loss_mask": _numbers([s.loss_mask for s in steps], np.int8),
-        "logprobs": _numbers([s.logprobs for s in steps], np.float32),
+        "new_ids": numbers_of(new_ids, np.int32),
+        "response_ids": numbers_of([s.response_ids for s in steps], np.int32),
+        "loss_mask": numbers_of([s.loss_mask for s in steps], np.int8),
+        "logprobs": numbers_of([s.logprobs for s in steps], np.float32),
     }
     lists: dict[str, list[Any]] = {
         "parent": [s.delta.parent for s in stored],
@@ -184,7 +178,7 @@ def rows_to_table(rows: Sequence[Row]) -> pa.Table:
     arrays = [
         pa.array([row.cells[field.name] for row in rows], field.type) for field in SCHEMA if field.name != "steps"
     ]
-    offsets = _offsets(row.turns for row in rows)
+    offsets = offsets_of(row.turns for row in rows)
     arrays.append(pa.ListArray.from_arrays(pa.array(offsets), _step_array(rows)))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
@@ -250,7 +244,7 @@ def _step_array(rows: Sequence[Row]) -> pa.StructArray:
         if field.name == "routed_experts":
             columns.append(_experts_array(rows))
         elif pa.types.is_list(field.type):
-            columns.append(_number_lists([row.step_numbers[field.name] for row in rows], field.type))
+            columns.append(number_lists([row.step_numbers[field.name] for row in rows], field.type))
         else:
             columns.append(_value_array(rows, field.name, field.type))
     return pa.StructArray.from_arrays(columns, fields=list(STEP_TYPE))
@@ -260,26 +254,7 @@ def _value_array(rows: Sequence[Row], name: str, kind: pa.DataType) -> pa.Array:
     return pa.array(list(chain.from_iterable(row.step_lists[name] for row in rows)), kind)
 
 
-def _offsets(lengths: Iterable[int]) -> NDArray[np.int32]:
-    return np.cumsum([0, *lengths], dtype=np.int64).astype(np.int32)
-
-
-def _numbers(arrays: Sequence[NDArray[Any] | None], dtype: Any) -> _Numbers:
-    values = np.concatenate([np.empty(0, dtype), *(a for a in arrays if a is not None)]).astype(dtype, copy=False)
-    return _Numbers(values, [None if a is None else len(a) for a in arrays])
-
-
-def _number_lists(columns: Sequence[_Numbers], kind: pa.ListType) -> pa.ListArray:
-    """A list column, null where a length is None; no number is touched by Python."""
-    dtype = kind.value_type.to_pandas_dtype()
-    values = np.concatenate([np.empty(0, dtype), *(column.values for column in columns)])
-    lengths = list(chain.from_iterable(column.lengths for column in columns))
-    offsets = _offsets(length or 0 for length in lengths)
-    mask = pa.array([length is None for length in lengths], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, kind.value_type), mask=mask)
-
-
-def _add_experts(stored: Sequence[_StoredStep], lists: dict[str, list[Any]], numbers: dict[str, _Numbers]) -> None:
+def _add_experts(stored: Sequence[_StoredStep], lists: dict[str, list[Any]], numbers: dict[str, Numbers]) -> None:
     shapes: list[NDArray[Any] | None] = []
     starts: list[int | None] = []
     from_parent: list[bool | None] = []
@@ -298,7 +273,7 @@ def _add_experts(stored: Sequence[_StoredStep], lists: dict[str, list[Any]], num
         from_parent.append(inherits)
         values.append(experts[start:].reshape(-1))
     lists["experts.start"], lists["experts.from_parent"] = starts, from_parent
-    numbers["experts.shape"], numbers["experts.values"] = _numbers(shapes, np.int32), _numbers(values, np.int16)
+    numbers["experts.shape"], numbers["experts.values"] = numbers_of(shapes, np.int32), numbers_of(values, np.int16)
 
 
 def _experts_array(rows: Sequence[Row]) -> pa.StructArray:
@@ -306,7 +281,7 @@ def _experts_array(rows: Sequence[Row]) -> pa.StructArray:
     for field in _EXPERTS:
         name = f"experts.{field.name}"
         if pa.types.is_list(field.type):
-            columns.append(_number_lists([row.step_numbers[name] for row in rows], field.type))
+            columns.append(number_lists([row.step_numbers[name] for row in rows], field.type))
         else:
             columns.append(_value_array(rows, name, field.type))
     missing = columns[_EXPERTS.get_field_index("start")].is_null()
@@ -371,21 +346,12 @@ class _StepReader:
 
     def __init__(self, columns: dict[str, pa.Array]) -> None:
         numbers = ("new_ids", "response_ids", "loss_mask", "logprobs")
-        self._numbers = {name: _ListColumn(columns[name]) for name in numbers}
+        self._numbers = {name: ListColumn(columns[name]) for name in numbers}
         experts = dict(zip((f.name for f in _EXPERTS), columns["routed_experts"].flatten(), strict=True))
-        self._shapes, self._experts = _ListColumn(experts["shape"]), _ListColumn(experts["values"])
+        self._shapes, self._experts = ListColumn(experts["shape"]), ListColumn(experts["values"])
         self._start, self._from_parent = experts["start"].to_pylist(), experts["from_parent"].to_pylist()
-        names = (
-            "parent",
-            "keep",
-            "reward",
-            "max_tokens",
-            "follows",
-            "message",
-            "sampling",
-            *_TEXT_OF_STEP,
-            *_JSON_OF_STEP,
-        )
+        values = ("parent", "keep", "reward", "max_tokens", "follows", "message", "sampling")
+        names = (*values, *_TEXT_OF_STEP, *_JSON_OF_STEP)
         self._plain = {name: columns[name].to_pylist() for name in names}
 
     def read(self, begin: int, end: int) -> list[Step]:
@@ -401,8 +367,8 @@ class _StepReader:
                 Step(
                     prompt_ids=prompt_ids,
                     response_ids=response_ids,
-                    loss_mask=_own(self._numbers["loss_mask"][row]),
-                    logprobs=_own(self._numbers["logprobs"][row]),
+                    loss_mask=own(self._numbers["loss_mask"][row]),
+                    logprobs=own(self._numbers["logprobs"][row]),
                     routed_experts=self._read_experts(row, delta, steps),
                     reward=plain["reward"],
                     message=None if plain["message"] is None else load_json(plain["message"]),
@@ -435,22 +401,3 @@ class _StepReader:
             experts[:start] = theirs[:start]
         experts[start:] = values.reshape(experts[start:].shape)
         return experts
-
-
-def _own(array: NDArray[Any] | None) -> NDArray[Any] | None:
-    """A copy: a view would keep the whole table in memory for as long as one trajectory of it is used."""
-    return None if array is None else array.copy()
-
-
-class _ListColumn:
-    """Rows of a list column as numpy views, None where null."""
-
-    def __init__(self, column: pa.ListArray) -> None:
-        self._offsets = np.asarray(column.offsets)
-        self._values = column.values.to_numpy(zero_copy_only=True)
-        self._valid = np.asarray(column.is_valid())
-
-    def __getitem__(self, row: int) -> NDArray[Any] | None:
-        if not self._valid[row]:
-            return None
-        return self._values[self._offsets[row] : self._offsets[row + 1]]  # type: ignore[no-any-return]
