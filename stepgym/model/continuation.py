@@ -114,7 +114,7 @@ class Continuation:
             return None
         _, found, after = text.rpartition(_STAND_IN)
         places = [(after.index(t), t) for t in self._terminators if t in after] if found else []
-        if not places:
+        if not places or (calls and not places[0][1]):  # nothing tells where the calls end
             return None
         at, terminator = min(places)
         return after[at + len(terminator) if previous.ended else at :]
@@ -167,6 +167,8 @@ class Continuation:
             return None
         end = start + len(content)
         blank = len(rest) - len(rest[end:].lstrip())
+        if not all(self._terminators):  # nothing tells the white space of the content from what follows
+            return (end if content else 0), ""
         for place in (blank, end) if content else (blank,):
             if (found := self._after(rest, "", place)) is not None:
                 return found

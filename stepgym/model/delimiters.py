@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -41,10 +42,14 @@ class Delimiters:
             places = np.flatnonzero(ids == token)
             if len(places) == text.count(delimiter):
                 continue
-            real = {len(self._decode(ids[:place])) for place in places.tolist()}
-            at = text.find(delimiter)
-            while at >= 0:
-                if at not in real:
-                    blotted = blotted[:at] + "\0" * len(delimiter) + blotted[at + len(delimiter) :]
-                at = text.find(delimiter, at + 1)
+            real, length, start = set(), 0, 0
+            for place in places.tolist():
+                length += len(self._decode(ids[start:place]))
+                real.add(length)
+                start = place
+            blotted = re.sub(re.escape(delimiter), lambda m, real=real: _blot(m, real), blotted)  # type: ignore[misc]
         return blotted
+
+
+def _blot(found: re.Match[str], real: set[int]) -> str:
+    return found.group() if found.start() in real else "\0" * len(found.group())

@@ -13,6 +13,7 @@ from stepgym.model.tool_calls import Call, Calls, ToolCallFormat
 
 _DECODER = json.JSONDecoder()
 _BETWEEN = " \t\r\n;,"
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class JsonCalls(ToolCallFormat):
         if self.open not in shadow and (not self.close or self.close not in shadow):
             return Calls(content=text)
         calls, outside, at = Calls(), [], 0
-        for begin, end, body, closed in self._bodies(shadow):
+        for begin, stop, end in self._places(text, shadow):
             outside.append((at, begin))
             at = end
-            if closed:
-                self._take(calls, text[begin:end], text[body[0] : body[1]])
+            if stop < end or not self.close:
+                self._take(calls, text[begin:end], text[begin + len(self.open) : stop])
             else:
                 calls.refuse(text[begin:end], f"{self.open} is never closed")
         outside.append((at, len(text)))
@@ -69,11 +70,22 @@ class JsonCalls(ToolCallFormat):
             calls.refuse(calls.content, f"{self.close} without {self.open}")
         return calls
 
-    def _bodies(self, shadow: str) -> Iterator[tuple[int, int, tuple[int, int], bool]]:
-        """Begin and end of each call, of what stands in it, and whether it is closed."""
-        end = re.escape(self.close) if self.close else f"(?={re.escape(self.open)})|$"
-        for match in re.finditer(f"{re.escape(self.open)}(.*?)({end}|$)", shadow, re.DOTALL):
-            yield match.start(), match.end(), match.span(1), not self.close or bool(match.group(2))
+    def _places(self, text: str, shadow: str) -> Iterator[tuple[int, int, int]]:
+        """Where each call begins, where what stands in it stops, and where it ends; the last two are one if it is open.
+
+        A delimiter inside a string of the call's JSON is a part of that string.
+        """
+        begin = shadow.find(self.open)
+        while begin >= 0:
+            start = begin + len(self.open)
+            stop = _value_end(text, start)
+            whole = stop == len(text) and not self.close
+            if stop is None or not (whole or shadow.startswith(self.close or self.open, stop)):
+                stop = shadow.find(self.close or self.open, start)
+            stop = stop if stop >= 0 else len(text)
+            end = min(stop + len(self.close), len(text))
+            yield begin, stop, end
+            begin = shadow.find(self.open, end)
 
     def _take(self, calls: Calls, whole: str, body: str) -> None:
         try:
@@ -147,6 +159,15 @@ class JsonCalls(ToolCallFormat):
         return f'"{self.name_key}"' in body and any(f'"{key}"' in body for key in ("parameters", "arguments"))
 
 
+def _value_end(text: str, start: int) -> int | None:
+    """Where the JSON value at `start` and the white space after it end; None if there is no value."""
+    try:
+        _, end = _DECODER.raw_decode(text, _SPACE.match(text, start).end())  # type: ignore[union-attr]
+    except (ValueError, RecursionError):
+        return None
+    return _SPACE.match(text, end).end()  # type: ignore[union-attr]
+
+
 def _names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
     return {str((tool.get("function") or tool).get("name")) for tool in tools}
 
@@ -186,5 +207,5 @@ class NamedJsonCalls(ToolCallFormat):
             if not name.strip() or not isinstance(arguments, dict):
                 calls.refuse(text[begin:end], "a name and a JSON object of arguments are needed")
             else:
-                calls.found.append(Call(name.strip(), arguments, given.strip() or None))
+                calls.take(text[begin:end], Call(name.strip(), arguments, given.strip() or None))
         return calls

@@ -111,6 +111,10 @@ class Renderer:
         self._delimiters = Delimiters(self._reader.delimiters, self.encode, self.decode)
         self._family_reads = self._family is not None and bool(self._tools.turn) and self._tools.format is None
         self._continuation = Continuation(self.template, self._reader, self._find_terminators())
+        self._anchored = self.terminator_id is not None and any(
+            self.encode(self.terminator + text).tolist() != [self.terminator_id, *self.encode(text).tolist()]
+            for text in ("x", " x", "\n", "\nx", "\n\nx")
+        )
 
     def _find_terminators(self) -> list[str]:
         """Find which tokens end a turn: the first special token after an answer, and after a call.
@@ -221,11 +225,15 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]],
         previous: Turn,
     ) -> Ids:
-        """Ids of what follows the sampled turn: the library's, where they say what the template says."""
-        bridged = self._bridge(messages, tools, previous)
-        if bridged is not None and self.decode(bridged) == addition:
+        """Ids of what follows the sampled turn.
+
+        They are the template's. A family that is the template itself knows ids that its text does not tell.
+        """
+        bridged = self._bridge(messages, tools, previous) if not self.template.source else None
+        unsampled = self._without_sampled(addition, previous)
+        if bridged is not None and self.decode(bridged) == unsampled:
             return bridged
-        return self.encode(addition)
+        return self._encode_after_turn(unsampled)
 
     def _append(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn
@@ -234,7 +242,26 @@ class Renderer:
         if bridged is not None:
             return bridged
         addition = self._continuation.stand_in(messages, tools, previous)
-        return None if addition is None else self.encode(addition)
+        return None if addition is None else self._encode_after_turn(self._without_sampled(addition, previous))
+
+    def _without_sampled(self, addition: str, previous: Turn) -> str:
+        """What follows a turn, without its first token where the model sampled that.
+
+        Where a template writes nothing at a turn's end, the model stops at what begins the next one (`<|user|>`).
+        """
+        if previous.ended or previous.response_ids is None or not len(previous.response_ids):
+            return addition
+        last = int(previous.response_ids[-1])
+        return addition.removeprefix(self.decode([last])) if last in self.stop_token_ids else addition
+
+    def _encode_after_turn(self, text: str) -> Ids:
+        """int32 ids of text as the tokenizer writes it after a token that ended a turn.
+
+        Some write the start of a text in another way, and some tokens swallow the white space that follows them.
+        """
+        if not self._anchored:
+            return self.encode(text)
+        return self.encode(self.terminator + text)[1:]
 
     def _bridge(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], previous: Turn

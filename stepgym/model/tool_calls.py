@@ -55,9 +55,10 @@ class Calls:
 
     def take(self, text: str, call: Call | str) -> None:
         """Keep a call, or report why it is none."""
-        if isinstance(call, str):
-            self.refuse(text, call)
-        else:
+        error = call if isinstance(call, str) else not_json([call.name, call.arguments, call.id])
+        if error:
+            self.refuse(text, error)
+        elif isinstance(call, Call):
             self.found.append(call)
 
 
@@ -133,4 +134,18 @@ def arguments_error(name: object, arguments: object) -> str:
             return f"the arguments are not JSON: {error}"
     if not isinstance(arguments, dict):
         return f"the arguments must be a JSON object, not {type(arguments).__name__}"
+    return not_json([name, arguments])
+
+
+def not_json(value: object) -> str:
+    """Why a value that Python read as JSON cannot be written as JSON text in UTF-8; "" if it can.
+
+    Python takes `NaN`, numbers too large for a float, and halves of surrogate pairs; nobody could pass them on.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "not JSON: half of a surrogate pair in a string"
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"not JSON: {error}"
     return ""

@@ -60,6 +60,18 @@ def qwen(name: str = "Qwen/Qwen3-0.6B", template: str | None = None) -> Any:
     return tokenizer
 
 
+@cache
+def glm() -> Any:
+    """A tokenizer with the tokens of GLM, for which the library writes and reads."""
+    tokenizer = copy.deepcopy(tokenizer_for(FAMILIES["tools_json"]))
+    tokens = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"]
+    tokens += ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "/nothink"]
+    tokens += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|image|>", "<|video|>"]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    tokenizer.chat_template = None
+    return tokenizer
+
+
 def turn_after(renderer: Renderer, messages: list[Message], said: str, tools: Any, before: list[int]) -> Any:
     """Sample `said` for the prompt of `messages`; returns the ids so far, the message and the turn."""
     prompt = renderer.prompt(messages, tools)
@@ -223,13 +235,7 @@ def test_attempts_that_the_library_would_let_pass_are_reported(said: str) -> Non
 
 def test_the_library_is_asked_where_only_it_knows_the_format() -> None:
     """GLM's calls are tags of its own: the tokenizer gets its tokens, the library writes and reads."""
-    tokenizer = copy.deepcopy(tokenizer_for(FAMILIES["tools_json"]))
-    tokens = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"]
-    tokens += ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "/nothink"]
-    tokens += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|image|>", "<|video|>"]
-    tokenizer.add_tokens(tokens, special_tokens=True)
-    tokenizer.chat_template = None
-    renderer = Renderer(tokenizer, kind="glm-4.5")
+    renderer = Renderer(glm(), kind="glm-4.5")
     call = {"id": "c0", "type": "function", "function": {"name": "guess", "arguments": '{"n": 4}'}}
     ids = renderer.encode_response(
         [user("go")], {"role": "assistant", "content": "", "tool_calls": [call]}, tools=TOOLS
@@ -250,6 +256,29 @@ def test_the_library_is_asked_where_only_it_knows_the_format() -> None:
     draft = "<think>" + written.replace("<think></think>", "").replace("<|im_end|>", "") + "</think>42"
     message, _ = renderer.read(renderer.encode(draft), stop=(), tools=TOOLS, id_prefix="c", opener=opener)
     assert (message["content"].strip(), message.get("invalid_tool_calls")) == ("42", None)
+
+
+@pytest.mark.parametrize("history", ["template", "append"])
+@pytest.mark.parametrize("marker", ["<|observation|>", "<|endoftext|>", ""])
+def test_a_model_that_stops_at_the_next_message_is_not_shown_its_first_token_twice(history: Any, marker: str) -> None:
+    """GLM's template writes nothing at a turn's end; the model samples the token that begins the next message."""
+    renderer = Renderer(glm(), kind="glm-4.5", history=history)
+    messages = [user("Guess.")]
+    prompt = renderer.prompt(messages, TOOLS)
+    said = "\n<think>hm</think>\n<tool_call>guess\n<arg_key>n</arg_key>\n<arg_value>4</arg_value>\n</tool_call>"
+    response = renderer.encode(said + marker)
+    message, ended = renderer.read(response, stop=(), tools=TOOLS, id_prefix="c", opener=prompt.opener)
+    assert not ended
+    turn = Turn(
+        messages, prompt.text, message, ended, truncated=False, tools=TOOLS,
+        prompt_ids=prompt.new_ids, response_ids=response,
+    )  # fmt: skip
+    result = tool_result("low", message["tool_calls"][0]["id"])
+    following = renderer.prompt([*messages, message, result], TOOLS, turn)
+    assert following.rendering == "extended"
+    whole = renderer.decode([*prompt.new_ids, *response, *following.new_ids])
+    assert whole.replace("<|endoftext|>", "") == following.text
+    assert whole.count("<|observation|>") == 1
 
 
 def test_kimi_writes_a_tools_name_in_the_id_of_a_call() -> None:

@@ -152,6 +152,61 @@ def test_content_that_the_template_trims_means_the_same_and_is_extended(tokenize
     assert renderings == ["first", "extended", "extended"]
 
 
+def test_trimmed_content_takes_no_white_space_of_the_template_with_it_where_no_token_ends_a_turn(
+    tokenizer: Any,
+) -> None:
+    source = (
+        "{%- for m in messages %}{{- m.role + ': ' + m.content | trim + '\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- 'assistant: ' }}{%- endif %}"
+    )
+    renderer = Renderer(tokenizer, chat_template=source)
+    for said in (" one ", "one", " ", ""):
+        prompts, renderings, _ = play(renderer, [said], terminator=False)
+        assert renderings[1] == "extended"
+        assert renderer.decode(prompts[1]).endswith(f"assistant: {said}\nuser: Result 0\nassistant: ")
+
+
+@pytest.mark.parametrize("kind", ["swallows white space", "marks the start of a text"])
+def test_what_is_added_has_the_ids_that_the_tokenizer_gives_it_after_a_turn(kind: str) -> None:
+    """Tokens as Phi's take the white space after them; tokenizers as Llama 2's begin every text with a space."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    if kind == "swallows white space":
+        bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        bpe.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    alphabet = [*pre_tokenizers.ByteLevel.alphabet(), "\n", " "]
+    bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    swallow = kind == "swallows white space"
+    bpe.add_special_tokens(
+        [
+            AddedToken(t, rstrip=swallow, normalized=False, special=True)
+            for t in ("<|user|>", "<|assistant|>", "<|end|>")
+        ]
+    )
+    hf: Any = transformers
+    source = (
+        "{%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+    )
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", chat_template=source)
+    for history in ("template", "append"):
+        renderer = Renderer(tokenizer, history=history)  # type: ignore[arg-type]
+        messages = [user("What is it?")]
+        first = renderer.prompt(messages)
+        for ending in ("<|end|>", ""):
+            response = renderer.encode("<|user|>42" + ending)[1:]  # not at a text's start
+            message, ended = renderer.read(response, stop=(), tools=(), id_prefix="c")
+            following = [*messages, message, user("And now?")]
+            prompt = renderer.prompt(following, (), Turn(messages, first.text, message, ended, truncated=False))
+            assert prompt.rendering == "extended"
+            whole = [*first.new_ids.tolist(), *response.tolist(), *prompt.new_ids.tolist()]
+            assert whole == renderer.encode(prompt.text).tolist()
+
+
 def test_tool_calls_written_with_other_spaces_are_extended(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer)
     call = '<tool_call>{"arguments":{"query":"SELECT 1"},"name":"sql"}</tool_call>'

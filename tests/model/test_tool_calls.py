@@ -74,6 +74,11 @@ def test_hermes_calls_and_the_text_around_them() -> None:
         ('<tool_call>{"function": "find", "arguments": {}}</tool_call>', "'name' is missing"),
         ('<tool_call><tool_call>{"name": "find", "arguments": {}}</tool_call>', "not JSON"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
+        ('<tool_call>{"name": "find", "arguments": {"text": "\\ud83d"}}</tool_call>', "surrogate"),
+        ('<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>', "surrogate"),
+        ('<tool_call>{"name": "find", "arguments": {"share": NaN}}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "find", "arguments": {"share": 1e999}}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "find", "arguments": {}} so </tool_call>', "not JSON"),
     ],
 )
 def test_hermes_calls_that_are_none(text: str, problem: str) -> None:
@@ -81,6 +86,35 @@ def test_hermes_calls_that_are_none(text: str, problem: str) -> None:
     assert not calls.found
     assert problem in calls.invalid[0]["error"]
     assert len(calls.invalid[0]["text"]) <= 2000
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL])
+@pytest.mark.parametrize("said", ["</tool_call>", "<tool_call>", "<tool_call>{}</tool_call>", "[TOOL_CALLS]", '\\"}]'])
+def test_delimiters_inside_a_string_of_a_call_are_a_part_of_it(form: JsonCalls, said: str) -> None:
+    body = f'{{"name": "find", "arguments": {{"text": "{said}"}}}}'
+    whole = (
+        f"[TOOL_CALLS][{body}, {body}]"
+        if form.listed
+        else f"<tool_call>{body}</tool_call>\n<tool_call>{body}</tool_call>"
+    )
+    calls = read(form, "So: " + whole)
+    assert calls.found == [Call("find", {"text": json.loads(f'"{said}"')})] * 2
+    assert (calls.content, calls.invalid) == ("So:", [])
+
+
+@pytest.mark.parametrize("value", ["\\ud83d", "NaN", "-Infinity"])
+def test_arguments_that_no_json_can_hold_are_refused_in_every_format(value: str) -> None:
+    text = f'"{value}"' if value.startswith("\\") else value
+    for form, said in (
+        (BARE, f'{{"name": "find", "parameters": {{"deep": [{text}]}}}}'),
+        (NamedJsonCalls(), f'[TOOL_CALLS]find[ARGS]{{"deep": [{text}]}}'),
+        (XmlCalls(), xml(deep=f'{{"a": [{text}]}}')),
+    ):
+        calls = read(form, said)
+        assert not calls.found
+        assert "not JSON" in calls.invalid[0]["error"]
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": f'{{"deep": [{text}]}}'}}
+    assert check_wire_calls([call])[1]
 
 
 @pytest.mark.parametrize(
