@@ -117,6 +117,8 @@ class Continuation:
         if not places or (calls and not places[0][1]):  # nothing tells where the calls end
             return None
         at, terminator = min(places)
+        if any(_shows(message, after[:at]) for message in messages[said + 1 :]):
+            return None  # what follows stands inside the turn
         return after[at + len(terminator) if previous.ended else at :]
 
     def reason(self, text: str, tools: Sequence[Mapping[str, Any]], previous: Turn) -> str:
@@ -200,6 +202,11 @@ class Continuation:
             and [call["function"] for call in parsed.tool_calls]
             == [call["function"] for call in message.get("tool_calls") or ()]
         )
+
+
+def _shows(message: Mapping[str, Any], text: str) -> bool:
+    content = message.get("content")
+    return isinstance(content, str) and bool(content.strip()) and content.strip() in text
 
 
 def _spoken(previous: Turn) -> str:

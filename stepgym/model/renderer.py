@@ -21,7 +21,7 @@ from stepgym.model.call_format import find_tool_support
 from stepgym.model.continuation import Continuation, Turn
 from stepgym.model.delimiters import Delimiters
 from stepgym.model.family import choose_family
-from stepgym.model.reasoning import find_reasoning
+from stepgym.model.reasoning import ReasoningTags, find_reasoning
 from stepgym.model.template import find_turn_end
 from stepgym.model.tool_calls import ParsedTurn
 from stepgym.model.turn_reader import TurnReader
@@ -349,8 +349,9 @@ class Renderer:
             text = self._after_opener(text, opener)
         else:
             text = self._as_template_writes(messages, self._tools.with_ids(message), tools, opener)
-        if text.endswith(tuple(stop)) and stop:
-            return self.encode(text)
+        ids = self.encode(text)
+        if (stop and text.endswith(tuple(stop))) or (len(ids) and int(ids[-1]) in self.stop_token_ids):
+            return ids
         return self.encode(text + self.terminator)
 
     def _after_opener(self, text: str, opener: str) -> str:
@@ -376,7 +377,7 @@ class Renderer:
             return self._without_terminator(closed[len(head) :])
         bare = head[: len(head) - len(opener)]
         if self.reasoning is not None and closed.startswith(bare):  # the template strips or skips the reasoning
-            said = self._without_terminator(closed[len(bare) :])
+            said = _without_reasoning(self._without_terminator(closed[len(bare) :]), self.reasoning)
             thought = str(message.get("reasoning_content") or "")
             if not opener:
                 return f"{self.reasoning.open}\n{thought}\n{self.reasoning.close}\n\n{said}" if thought else said
@@ -389,6 +390,15 @@ class Renderer:
             if found and not after.strip():
                 return before
         return turn
+
+
+def _without_reasoning(turn: str, tags: ReasoningTags) -> str:
+    """What a template writes of a turn after its reasoning, which may be empty, or only closed."""
+    text = turn.lstrip("\n")
+    if text.startswith((tags.open, tags.close)):
+        _, closed, rest = text.partition(tags.close)
+        return rest.lstrip("\n") if closed else turn
+    return turn
 
 
 def _cut_after_stop(text: str, stop: Sequence[str]) -> str:

@@ -192,6 +192,34 @@ def test_append_keeps_what_the_template_would_rewrite(name: str) -> None:
     assert opened.endswith(render.decode(new))
 
 
+def test_append_gives_up_where_what_follows_stands_inside_the_turn() -> None:
+    """As Gemma 4 writes results of calls: nothing tells then where the sampled turn ends."""
+    family = FAMILIES["tools_json"]
+    source = (
+        "{{- tools | tojson if tools else '' }}{%- for m in messages %}"
+        "{%- if m.role == 'tool' %}{{- '\\nresult: ' + m.content }}{%- else %}"
+        "{{- ('<|im_end|>\\n' if not loop.first else '') + '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+        "{%- for c in m.tool_calls or [] %}"
+        "{{- '<tool_call>' + ({'name': c.function.name, 'arguments': c.function.arguments} | tojson) }}"
+        "{{- '</tool_call>' }}"
+        "{%- endfor %}{%- endif %}{%- if loop.last %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    for history in ("template", "append"):
+        render = Renderer(tokenizer_for(family), chat_template=source, history=history)  # type: ignore[arg-type]
+        engine = Writer(tokenizer_for(family), [call_text(family, 7) + "<|im_end|>", "42<|im_end|>"])
+        session = Session(engine, render)
+
+        async def talk(session: Session = session) -> None:
+            messages = [user("go")]
+            message = await session.chat(messages, tools=TOOLS)
+            await session.chat([*messages, message, tool_result("low", message["tool_calls"][0]["id"])], tools=TOOLS)
+
+        asyncio.run(talk())
+        assert session.steps[1].rendering == "template_rewrote_history"
+        assert "result: low" in render.decode(engine.log[1][0])
+
+
 def test_thinking_stays_between_the_calls_of_one_question_and_goes_with_the_next() -> None:
     family = FAMILIES["thinking_stripped"]
     thought = "<think>\nlook\n</think>\n\n"

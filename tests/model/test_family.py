@@ -281,6 +281,55 @@ def test_a_model_that_stops_at_the_next_message_is_not_shown_its_first_token_twi
     assert whole.count("<|observation|>") == 1
 
 
+def gemma() -> Any:
+    """A tokenizer with the tokens of Gemma 4, whose model stops where the result of its call begins."""
+    tokenizer = copy.deepcopy(tokenizer_for(FAMILIES["other_terminator"]))
+    tokens = ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>", '<|"|>', "<|image|>", "<|audio|>"]
+    tokens += [f"<|{part}>" for part in ("tool", "tool_call", "tool_response", "image", "audio", "video")]
+    tokens += [f"<{part}|>" for part in ("tool", "tool_call", "tool_response", "image", "audio", "video")]
+    tokenizer.add_tokens([*tokens, "<|video|>"], special_tokens=True)
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def test_a_call_that_an_expert_makes_ends_as_the_model_would_end_it() -> None:
+    renderer = Renderer(gemma(), kind="gemma4", history="append")
+    messages = [user("Guess.")]
+    prompt = renderer.prompt(messages, TOOLS)
+    call = {"id": "c_0", "type": "function", "function": {"name": "guess", "arguments": '{"n": 4}'}}
+    response = renderer.encode_response(
+        messages, {"role": "assistant", "content": "", "tool_calls": [call]}, tools=TOOLS
+    )
+    assert renderer.decode(response) == "<|tool_call>call:guess{n:4}<tool_call|><|tool_response>"
+    message, ended = renderer.read(response, stop=(), tools=TOOLS, id_prefix="c", opener=prompt.opener)
+    turn = Turn(
+        messages, prompt.text, message, ended, truncated=False, tools=TOOLS,
+        prompt_ids=prompt.new_ids, response_ids=response,
+    )  # fmt: skip
+    result = {**tool_result("low", "c_0"), "name": "guess"}
+    following = renderer.prompt([*messages, message, result], TOOLS, turn)
+    assert following.extends
+    assert renderer.decode([*prompt.new_ids, *response, *following.new_ids]) == following.text
+
+
+@pytest.mark.parametrize("kind", ["glm-4.5", "glm-5"])
+@pytest.mark.parametrize("thought", ["", "hm"])
+def test_an_experts_turn_has_its_reasoning_once(kind: str, thought: str) -> None:
+    renderer = Renderer(glm(), kind=kind)
+    call = {"id": "c_0", "type": "function", "function": {"name": "guess", "arguments": '{"n": 4}'}}
+    message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    if thought:
+        message["reasoning_content"] = thought
+    ids = renderer.encode_response([user("Guess.")], message, tools=TOOLS)
+    opener = renderer.prompt([user("Guess.")], TOOLS).opener
+    said = opener + renderer.decode(ids)
+    assert (said.count("<think>"), said.count("</think>"), said.count("hm")) == (1, 1, len(thought) // 2)
+    read, _ = renderer.read(ids, stop=(), tools=TOOLS, id_prefix="c", opener=opener)
+    assert (read.get("reasoning_content") or "").strip() == thought
+    assert read["tool_calls"] == [call]
+    assert read["content"].strip() == ""
+
+
 def test_kimi_writes_a_tools_name_in_the_id_of_a_call() -> None:
     tokenizer = copy.deepcopy(tokenizer_for(FAMILIES["tools_json"]))
     tokens = ["<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_call_argument_begin|>"]
