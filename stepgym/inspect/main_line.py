@@ -15,7 +15,8 @@ from stepgym.errors import StepgymError
 from stepgym.record.trajectory import Trajectory
 from stepgym.run.episode import ENV_TURN
 
-_PLAIN_LOOP = "stepgym.run.agent:ChatAgent"
+PLAIN_LOOP = "stepgym.run.agent:ChatAgent"
+"""The agent as provenance has it that adds no messages of its own."""
 
 
 class NotReplayableError(StepgymError):
@@ -67,8 +68,8 @@ def main_line(trajectory: Trajectory) -> MainLine:
     for index in (*line, *(() if unanswered is None else (unanswered,))):
         if steps[index].message is None:
             raise NotReplayableError(f"step {index} has no message")
-    agent = trajectory.provenance.get("agent", _PLAIN_LOOP)
-    return MainLine(line, unanswered, plain=agent == _PLAIN_LOOP)
+    agent = trajectory.provenance.get("agent", PLAIN_LOOP)
+    return MainLine(line, unanswered, plain=agent == PLAIN_LOOP)
 
 
 def recorded_observation(trajectory: Trajectory, line: MainLine, turn: int) -> Sequence[Mapping[str, Any]] | None:

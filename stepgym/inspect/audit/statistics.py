@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 
 from stepgym.inspect.audit.context import tokens_in_context
 from stepgym.inspect.audit.rendering import Rendering
-from stepgym.inspect.audit.views import GroupView, Member, RunFacts, StepView, TrajectoryView
+from stepgym.inspect.audit.views import GroupView, Member, RunFacts, Said, StepView, TrajectoryView
+from stepgym.inspect.main_line import PLAIN_LOOP
+from stepgym.record.json_text import dump_json
 from stepgym.record.merge import MergeReport, find_chains
 from stepgym.record.outcome import Outcome
+from stepgym.record.step import Sampling, Step
 
 _KEPT = 1000
 _DIGITS = re.compile(r"(\d+)")
@@ -64,6 +68,15 @@ class EndsOfTurns:
     free_others: int = 0
 
 
+@dataclass(slots=True)
+class LogprobRange:
+    """Lowest and highest logprob of the tokens that were sampled at a temperature above 0, and how many they are."""
+
+    tokens: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+
+
 class Statistics:
     """Figures about a run.
 
@@ -73,6 +86,9 @@ class Statistics:
 
     Attributes:
         ends: How responses end.
+        logprobs: Range of the sampled tokens' logprobs.
+        outcomes: Final trajectories by outcome.
+        in_flight: By (phase, iteration): those in which a response was sampled by several weights versions.
         versions: By (phase, iteration): what each weights version sampled.
         counted: By (phase, iteration): final trajectories, and those of them that could be scored.
         flat: By phase: groups whose members all have one reward, and groups with two members or more.
@@ -87,6 +103,9 @@ class Statistics:
         self.template = rendering.digest if rendering is not None else ""
         self.trajectories = self.steps = self.prompt_tokens = self.response_tokens = self.trained_tokens = 0
         self.ends = EndsOfTurns()
+        self.logprobs = LogprobRange()
+        self.outcomes: Counter[str] = Counter()
+        self.in_flight: set[tuple[str, int]] = set()
         self.versions: dict[tuple[str, int], dict[str, FirstUse]] = {}
         self.counted: dict[tuple[str, int], tuple[int, int]] = {}
         self.flat: dict[str, tuple[int, int]] = {}
@@ -96,7 +115,6 @@ class Statistics:
         self.rewarded_early_count: Counter[str] = Counter()
         self.rewarded_early: dict[str, list[Place]] = {}
         self._phases: Counter[str] = Counter()
-        self._outcomes: Counter[str] = Counter()
         self._repeated = 0
         self._groups = 0
         self._samplers: Counter[str] = Counter()
@@ -116,7 +134,7 @@ class Statistics:
         self.trajectories += 1
         self._phases[key.phase] += 1
         if trajectory.final:
-            self._outcomes[str(trajectory.outcome)] += 1
+            self.outcomes[str(trajectory.outcome)] += 1
             stored, standing = self.counted.get((key.phase, key.iteration), (0, 0))
             stands = trajectory.outcome.scored and trajectory.reward is not None
             self.counted[key.phase, key.iteration] = (stored + 1, standing + stands)
@@ -184,6 +202,9 @@ class Statistics:
         self.trained_tokens += trained
         if step.sampler == "policy" and len(view.response_ids):
             self._add_end(view)
+            self._add_logprobs(step)
+        if len(step.weights_versions) > 1 and _goes_forward(step):
+            self.in_flight.add((view.trajectory.id.phase, view.trajectory.id.iteration))
 
     def _add_end(self, view: StepView) -> None:
         step, ends = view.step, self.ends
@@ -211,6 +232,14 @@ class Statistics:
         start, count = _longest_row(zero & (mask[: len(zero)] == 1))
         if count > 1 and len(ends.free_rows) < _KEPT:
             ends.free_rows.append(self._place(view, len(view.prompt_ids) + start, count))
+
+    def _add_logprobs(self, step: Step) -> None:
+        if step.logprobs is None or not len(step.logprobs) or step.sampling is None or step.sampling.temperature <= 0:
+            return
+        known = self.logprobs
+        known.tokens += len(step.logprobs)
+        known.low = min(known.low, float(step.logprobs.min()))
+        known.high = max(known.high, float(step.logprobs.max()))
 
     def _place(self, view: StepView, token: int, size: int = 1) -> Place:
         decode = view.rendering.decode if view.owner.rendering is not None else None
@@ -242,7 +271,7 @@ class Statistics:
         return {
             "trajectories": self.trajectories,
             "phases": _ordered(self._phases),
-            "outcomes": _ordered(self._outcomes),
+            "outcomes": _ordered(self.outcomes),
             "repeated_attempts": self._repeated,
             "groups": self._groups,
             "zero_variance_groups": flat,
@@ -272,6 +301,12 @@ class Statistics:
             for version, use in versions.items():
                 tokens[version] += use.tokens
         return tokens
+
+
+def _goes_forward(step: Step) -> bool:
+    """Whether a response was begun by older weights and ended by newer ones."""
+    first, last = str(step.weights_versions[0][0]), str(step.weights_versions[-1][0])
+    return first != last and newest([last, first]) == last
 
 
 def newest(versions: Sequence[str]) -> str:
@@ -312,17 +347,41 @@ def _member(view: TrajectoryView) -> Member:
         steps=len(view.steps),
         env_seed=seeds.get("env"),
         sampler_seed=seeds.get("sampler"),
-        task=_digest(trajectory.task),
+        task=_digest(dict(trajectory.task)),
+        opening=_opening(view),
+        said=_said(view),
         versions=tuple((version, *rest) for version, rest in versions.items()),
     )
 
 
-def _digest(task: Mapping[str, Any]) -> int:
-    import zlib
+def _opening(view: TrajectoryView) -> int | None:
+    """Digest of what the environment said first; an agent of its own may have put it in other words."""
+    first = view.steps[0].step if view.steps else None
+    if (
+        first is None
+        or first.follows is not None
+        or not first.new_messages
+        or view.trajectory.provenance.get("agent", PLAIN_LOOP) != PLAIN_LOOP
+    ):
+        return None
+    return _digest(list(first.new_messages))
 
-    from stepgym.record.json_text import dump_json
 
-    return zlib.crc32(dump_json(dict(task), sort_keys=True).encode(errors="replace"))
+def _said(view: TrajectoryView) -> Said | None:
+    digest, logprob = 0, 0.0
+    for each in view.steps:
+        step, sampling = each.step, each.step.sampling
+        if step.sampler != "policy" or not each.has_ids or step.logprobs is None or sampling is None:
+            return None
+        if sampling.temperature <= 0 or sampling != Sampling(temperature=sampling.temperature):
+            return None
+        digest = zlib.crc32(each.response_ids.tobytes(), digest)
+        logprob += float(step.logprobs.sum())
+    return Said(digest, logprob)
+
+
+def _digest(value: Any) -> int:
+    return zlib.crc32(dump_json(value, sort_keys=True).encode(errors="replace"))
 
 
 def _ordered(counts: Counter[str]) -> dict[str, int]:

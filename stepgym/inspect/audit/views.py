@@ -217,6 +217,13 @@ class StepView:
             return None  # `prompt_drift` says that the template refuses the conversation
 
 
+class Said(NamedTuple):
+    """All responses of a trajectory that was sampled untruncated: their digest, and the sum of their logprobs."""
+
+    digest: int
+    logprob: float
+
+
 class Member(NamedTuple):
     """What is kept of every trajectory, for the checks that look at more than one.
 
@@ -226,6 +233,8 @@ class Member(NamedTuple):
         steps: Number of steps.
         env_seed, sampler_seed: None where not recorded.
         task: Digest of the task.
+        opening: Digest of the environment's first messages; None where the agent may have changed them.
+        said: What was sampled; None where that cannot be compared.
         versions: For each weights version: its name, how many tokens it sampled, and the step and the position in
             prompt + response of the first.
     """
@@ -239,6 +248,8 @@ class Member(NamedTuple):
     env_seed: int | None
     sampler_seed: int | None
     task: int
+    opening: int | None
+    said: Said | None
     versions: tuple[tuple[str, int, int, int], ...]
 
 

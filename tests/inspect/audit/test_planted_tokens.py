@@ -19,7 +19,7 @@ def longer(step: Step, more: list[int], **changes: Any) -> dict[str, Any]:
     return {
         "response_ids": ids,
         "loss_mask": np.ones(len(ids)),
-        "logprobs": np.full(len(ids), -0.3),
+        "logprobs": np.linspace(-0.3, -0.2, len(ids)),
         "weights_versions": (("3", 0, len(ids)),),
         **changes,
     }
@@ -141,7 +141,36 @@ def test_a_logprob_that_is_none(guess: Any, value: float) -> None:
     logprobs[4] = value
     found = guess.only(guess.step(5, 0, logprobs=logprobs))
     assert place(found) == ("logprob_values", "train/1/3/1/0", 0, len(step.prompt_ids) + 4)
+    assert found.severity == ("warning" if value == float("-inf") else "error")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_logprobs_that_are_one_number_stand_in_for_none(guess: Any, value: float) -> None:
+    """Of the whole run, as an engine's that returns none; and of one response."""
+    filled = [
+        replace(t, steps=tuple(replace(s, logprobs=np.full(len(s.response_ids), value)) for s in t.steps))  # type: ignore[arg-type]
+        for t in guess.clean
+    ]
+    found = [f for f in guess.audit(filled).findings if f.check == "logprob_values" and not f.trajectory]
+    assert [f.severity for f in found] == ["error"]
+    assert "none was recorded" in found[0].text
+
+
+def test_a_response_with_one_number_for_all_logprobs(guess: Any) -> None:
+    step = guess.clean[4].steps[1]
+    found = guess.only(guess.step(4, 1, logprobs=np.full(len(step.response_ids), -1.0)))
+    assert place(found) == ("logprob_values", "train/1/3/0/0", 1, len(step.prompt_ids))
     assert found.severity == "error"
+
+
+def test_sampled_tokens_that_are_not_trained(guess: Any) -> None:
+    step = guess.clean[1].steps[1]
+    mask = np.ones(len(step.response_ids))
+    mask[3:5] = 0
+    found = guess.only(guess.step(1, 1, loss_mask=mask))
+    assert place(found) == ("sampled_token_untrained", "train/1/1/1/0", 1, len(step.prompt_ids) + 3)
+    assert found.severity == "warning"
+    assert found.text.startswith("2 of ")
 
 
 def test_policy_turns_without_logprobs(guess: Any) -> None:
@@ -236,8 +265,11 @@ def test_weights_versions_with_a_hole(guess: Any) -> None:
     count = len(step.response_ids)
     mask = np.ones(count)
     mask[8:10] = 0
-    found = guess.only(guess.step(2, 1, loss_mask=mask, weights_versions=(("3", 0, 8), ("3", 10, count))))
-    assert place(found) == ("weights_spans", "train/1/2/0/0", 1, len(step.prompt_ids) + 10)
+    audit = guess.audit(guess.step(2, 1, loss_mask=mask, weights_versions=(("3", 0, 8), ("3", 10, count))))
+    assert {place(f) for f in audit.findings if f.severity != "note"} == {
+        ("weights_spans", "train/1/2/0/0", 1, len(step.prompt_ids) + 10),
+        ("sampled_token_untrained", "train/1/2/0/0", 1, len(step.prompt_ids) + 8),
+    }
 
 
 def test_weights_that_go_back_within_a_response(guess: Any) -> None:
@@ -247,6 +279,15 @@ def test_weights_that_go_back_within_a_response(guess: Any) -> None:
     found = {place(f) for f in audit.findings if f.severity != "note"}
     at = ("train/1/2/0/0", 1, len(step.prompt_ids) + 8)
     assert found == {("weights_spans", *at), ("stale_weights", *at)}
+
+
+def test_weights_that_change_while_responses_are_sampled_are_no_fault(guess: Any) -> None:
+    """Versions 3 and 4 in one response: then older tokens are a note, not a warning."""
+    step = guess.clean[2].steps[1]
+    audit = guess.audit(guess.step(2, 1, weights_versions=(("3", 0, 8), ("4", 8, len(step.response_ids)))))
+    stale = [f for f in audit.findings if f.check == "stale_weights"]
+    assert [f.severity for f in stale] == ["note"]
+    assert audit.count("error") == audit.count("warning") == 0
 
 
 def test_stale_weights(guess: Any) -> None:

@@ -11,6 +11,7 @@ from stepgym.inspect.audit.checks import (  # noqa: F401
     prompts,
     observations,
     turns,
+    outcomes,
     rewards,
     weights,
     groups,

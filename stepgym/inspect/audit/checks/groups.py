@@ -9,6 +9,9 @@ from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import TRAINED_PHASE, GroupView
 
+_BY_CHANCE = -50.0
+"""Logprob, in nats, under which nothing is sampled twice."""
+
 
 @check("group", name="duplicate_trajectory")
 def _same_seed(group: GroupView) -> Iterator[Fault]:
@@ -20,6 +23,22 @@ def _same_seed(group: GroupView) -> Iterator[Fault]:
         if first != str(member.id):
             yield Fault(
                 f"it was sampled with the seed of {first}: the same episode, counted twice", trajectory=str(member.id)
+            )
+    yield from _said_again(group)
+
+
+def _said_again(group: GroupView) -> Iterator[Fault]:
+    """Long responses that are the same token for token, though by their logprobs that never happens by chance."""
+    said: dict[int, str] = {}
+    for member in group.members:
+        if member.said is None or member.said.logprob > _BY_CHANCE:
+            continue
+        first = said.setdefault(member.said.digest, str(member.id))
+        if first != str(member.id):
+            yield Fault(
+                f"it says token for token what {first} says, which has a chance of e^{member.said.logprob:.0f}: "
+                "one seed sampled both, or one was copied",
+                trajectory=str(member.id),
             )
 
 
@@ -47,6 +66,18 @@ def group_differs(group: GroupView) -> Iterator[Fault]:
         for member, value in zip(group.members, values, strict=True):
             if value is not None and value != common:
                 yield Fault(f"its {what} is not that of its group", trajectory=str(member.id))
+    began = [member for member in group.members if member.opening is not None]
+    openings: dict[int | None, Counter[int | None]] = {}
+    for member in began:
+        openings.setdefault(member.env_seed, Counter())[member.opening] += 1
+    for member in began:
+        if member.opening != openings[member.env_seed].most_common(1)[0][0]:
+            yield Fault(
+                "its conversation begins with other messages than its group's, with one task and one seed",
+                severity="warning",
+                step=0,
+                trajectory=str(member.id),
+            )
 
 
 @check("group")

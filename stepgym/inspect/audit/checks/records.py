@@ -7,5 +7,5 @@ from stepgym.inspect.audit.check import declare
 LENGTHS = declare("token_lengths", "Loss mask and logprobs have one entry for each token of the response.").name
 UNREADABLE = declare("unreadable_record", "Every stored row is a trajectory; deltas refer to what is there.").name
 DUPLICATE = declare(
-    "duplicate_trajectory", "Each trajectory is stored once, and no two samples of a group drew the same seed."
+    "duplicate_trajectory", "Each trajectory is stored once, and no two samples of a group are one."
 ).name

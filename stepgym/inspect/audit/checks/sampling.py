@@ -8,25 +8,49 @@ import numpy as np
 
 from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.finding import Severity
+from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import StepView, TrajectoryView
+from stepgym.record.step import Sampling
 
 _TOLERANCE = 1e-4
+_ALIKE = 16
+"""Sampled tokens that never all have one and the same logprob."""
+_ERROR: Severity = "error"
+_WARNING: Severity = "warning"
 
 
 @check("step")
 def logprob_values(view: StepView) -> Iterator[Fault]:
-    """A sampled token's logprob is a finite number, 0 or less."""
+    """A sampled token's logprob is a finite number, 0 or less, and not the same for all tokens.
+
+    A logprob of -inf is a warning: servers report it for tokens that are too unlikely for their numbers.
+    """
     step = view.step
-    if step.logprobs is None or not view.has_ids:
+    if step.logprobs is None or not view.has_ids or not len(step.logprobs):
         return
-    bad = ~np.isfinite(step.logprobs) | (step.logprobs > _TOLERANCE)
-    if bad.any():
-        first = int(bad.argmax())
-        yield Fault(
-            f"the logprob of a sampled token is {float(step.logprobs[first]):g}"
-            + (f", and {int(bad.sum()) - 1} more are no logprobs" if bad.sum() > 1 else ""),
-            len(view.prompt_ids) + first,
-        )
+    start, lowest = len(view.prompt_ids), np.isneginf(step.logprobs)
+    bad = (~np.isfinite(step.logprobs) & ~lowest) | (step.logprobs > _TOLERANCE)
+    for found, severity, what in ((bad, _ERROR, "no logprobs"), (lowest, _WARNING, "-inf too")):
+        if found.any():
+            first, more = int(found.argmax()), int(found.sum()) - 1
+            yield Fault(
+                f"the logprob of a sampled token is {float(step.logprobs[first]):g}"
+                + (f", and {more} more are {what}" if more else ""),
+                start + first,
+                severity,
+            )
+    count, same = len(step.logprobs), float(step.logprobs[0])
+    # Logprobs of exactly 0 may be the model's own: those are looked at over the whole run.
+    if same and np.isfinite(same) and count >= _ALIKE and (step.logprobs == step.logprobs[0]).all():
+        yield Fault(f"all {count} tokens of the response have the logprob {same:g}: none was recorded", start)
+
+
+@check("run", name="logprob_values")
+def _all_alike(run: Statistics) -> Iterator[Fault]:
+    """Logprobs that are one and the same number in the whole run stand in for those that an engine did not give."""
+    alike = run.logprobs
+    if alike.tokens >= _ALIKE and alike.low == alike.high:
+        yield Fault(f"all {alike.tokens} sampled tokens of the run have the logprob {alike.low:g}: none was recorded")
 
 
 @check("step")
@@ -60,9 +84,9 @@ def trained_as_sampled(view: StepView) -> Iterator[Fault]:
     wrong = []
     if sampling.temperature <= 0:
         wrong.append(f"temperature {sampling.temperature:g}")
-    for name, neutral in _NEUTRAL.items():
+    for name in _TRUNCATING:
         value = getattr(sampling, name)
-        if value != neutral:
+        if value != getattr(_UNTRUNCATED, name):
             wrong.append(f"{name} {value:g}")
     if wrong:
         yield Fault(f"the turn was sampled with {', '.join(wrong)}: its logprobs do not say how likely it was",
@@ -93,14 +117,8 @@ def sampling_changes(view: TrajectoryView) -> Iterator[Fault]:
             return
 
 
-_NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
+_UNTRUNCATED = Sampling()
+_TRUNCATING = [name for name in Sampling.__dataclass_fields__ if name not in ("temperature", "logprobs_kind")]
 
 
 def _severity(view: TrajectoryView) -> Severity:

@@ -43,6 +43,26 @@ def unsampled_token_trained(view: StepView) -> Iterator[Fault]:
 
 
 @check("step")
+def sampled_token_untrained(view: StepView) -> Iterator[Fault]:
+    """Every token that the engine returned as generated has a loss mask of 1, so that it is trained on.
+
+    Of a turn's end `end_of_turn_untrained` speaks.
+    """
+    mask = view.step.loss_mask
+    if not view.has_ids or mask is None or view.step.sampler != "policy":
+        return
+    if view.owner.rendering is None or view.ended_by is not None:
+        mask = mask[:-1]
+    masked = np.flatnonzero(mask == 0)
+    if len(masked):
+        yield Fault(
+            f"{len(masked)} of {len(view.response_ids)} sampled tokens are not trained on",
+            len(view.prompt_ids) + int(masked[0]),
+            severity="warning",
+        )
+
+
+@check("step")
 def empty_response(view: StepView) -> Iterator[Fault]:
     """Every response has at least one token; a reward on an empty one teaches nothing."""
     if view.has_ids and not len(view.response_ids):

@@ -52,7 +52,8 @@ def stale_weights(run: Statistics) -> Iterator[Fault]:
                 yield Fault(
                     f"version {version} of the weights sampled {use.tokens} tokens; the iteration's is {current}",
                     use.token,
-                    severity="warning",
+                    # Weights that change while responses are sampled leave older tokens by their nature.
+                    severity="note" if (phase, iteration) in run.in_flight else "warning",
                     step=use.step,
                     trajectory=use.trajectory,
                 )
