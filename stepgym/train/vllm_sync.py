@@ -121,7 +121,6 @@ class VLLMSync(WeightSync):
         folder = await threads.run(self._write_next, version)
         for attempt in range(1, PUBLISH_TRIES + 1):
             try:
-                await asyncio.gather(*(server.ready() for server in self._engine.servers))
                 load = self._engine.load_weights if adapter is None else self._engine.load_adapter
                 await load(folder, version)
                 break
@@ -208,8 +207,10 @@ def _make_root(given: str | None, size: int) -> tuple[Path, TextIOWrapper]:
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
         root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        lock = (root / _LOCK).open("w")
+        partial = root / f"{_LOCK}.partial"
+        lock = partial.open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
+        partial.rename(root / _LOCK)  # seen by others only now that it is held: they delete what nobody holds
     except OSError as error:
         raise UserError(f"engine.sync_path: {parent}: cannot write here: {error.strerror}") from None
     return root, lock

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
 LONGEST_WAIT = 30.0
 RAW_RESPONSE_HEADER = "X-Stainless-Raw-Response"  # what the client's own `with_raw_response` sends
+_LOCAL = re.compile(r"https?://(localhost|127\.[\d.]+|\[::1\])(:|/|$)", re.IGNORECASE)
 TOO_LONG = re.compile(
     r"context.{0,3}length|context.{0,3}window|max_model_len|maximum (model|input) length|(prompt|input).{0,40}too long",
     re.IGNORECASE,
@@ -165,10 +166,11 @@ class Endpoint:
                 timeout=openai.Timeout(self._timeout, connect=min(self._timeout, 20.0), pool=None),
                 max_retries=0,
                 http_client=openai.DefaultAsyncHttpxClient(
+                    trust_env=not _LOCAL.match(self.base_url),  # no proxy leads to this machine
                     # The client's HTTP library has changed its name before; this is its own class of limits.
                     limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
                         max_connections=self._max_connections, max_keepalive_connections=self._max_connections
-                    )
+                    ),
                 ),
             )
             line = self._lines[loop] = (client, asyncio.Semaphore(self._max_connections))

@@ -30,6 +30,12 @@ NO_CPU_BUILD = ("torchvision", "torchaudio", "torchcodec")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Highest ranks of adapters that a server can be told; lower ones are taken too."""
 
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY", "VLLM_PLUGINS")
+"""Environment variables kept from a server: other Pythons', a key that it would ask us for, who may not be loaded."""
+
+NO_EXTRA_ARGS = ("-tp", "-dp", "--api-key", "--config", "--uds", "--root-path", "--ssl-keyfile", "--ssl-certfile")
+"""Arguments that would make a server unreachable for us, or overrule those that we give."""
+
 LOWEST_LOGPROB = -9999.0
 """What vLLM writes for a log-probability of minus infinity, which JSON cannot hold (and for one that is no number)."""
 
@@ -208,6 +214,7 @@ class Call:
 # `keep` freezes what is being generated; it goes on under the new weights, its keys and values computed anew (unless
 # clear_cache is false: then old keys and values stay, which was seen to give wrong logprobs).
 PAUSE = Call("/pause", parameters={"mode": "keep", "clear_cache": "true"})
+PAUSE_AND_ABORT = Call("/pause", parameters={"mode": "abort", "clear_cache": "true"})
 RESUME = Call("/resume")
 CLEAR_CACHE = Call("/reset_prefix_cache")
 INIT_FILE_TRANSFER = Call("/init_weight_transfer_engine", {"init_info": {}})
@@ -230,8 +237,8 @@ def name_version(version: str) -> Call:
 
 
 def load_adapter(name: str, folder: Path) -> Call:
-    """Give a server a LoRA adapter; requests name it as their model. One that has it already loads it again."""
-    return Call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
+    """Give a server a LoRA adapter; requests name it as their model."""
+    return Call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
 
 def unload_adapter(name: str) -> Call:

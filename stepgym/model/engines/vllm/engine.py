@@ -19,10 +19,11 @@ from stepgym.model.engines.base import Completion, Engine
 from stepgym.model.engines.openai import load_tokenizer
 from stepgym.model.engines.vllm import dialect
 from stepgym.model.engines.vllm.dialect import WeightStream
-from stepgym.model.engines.vllm.installation import Kind, find_installation
+from stepgym.model.engines.vllm.installation import Interpreter, Kind, find_installation
 from stepgym.model.engines.vllm.member import MODEL_NAME, Member, may_be_death
 from stepgym.model.engines.vllm.options import ServerOptions
-from stepgym.model.engines.vllm.server import VLLMServer, check_port_free, free_ports
+from stepgym.model.engines.vllm.port import Port
+from stepgym.model.engines.vllm.server import VLLMServer
 from stepgym.model.engines.vllm.weights import Weights
 from stepgym.record.step import Ids, Sampling
 
@@ -161,6 +162,7 @@ class VLLMEngine(Engine):
         self._log_folder = log_folder
         self._temporary: Path | None = None
         self._members: list[Member] = []
+        self._ports: list[Port] = []
         self.weights = Weights(
             self._members, transfer=transfer, sleep_level=sleep_level, workers=tensor_parallel * data_parallel
         )
@@ -192,35 +194,44 @@ class VLLMEngine(Engine):
         if self._members:
             return
         found = find_installation(self._install, self._python)
-        ports = free_ports(self._count) if self._port is None else list(range(self._port, self._port + self._count))
-        if self._port is not None:
-            for port in ports:
-                check_port_free(port)
+        if found.version not in dialect.VERSIONS:
+            tested = " or ".join(dialect.VERSIONS)
+            logger.warning("vLLM %s is not a version that stepgym is tested with (%s)", found.version, tested)
         self._temporary = Path(tempfile.mkdtemp(prefix="stepgym-vllm-"))
         dialect.make_plugin_folder(self._temporary)
         logs = Path(self._log_folder) if self._log_folder else self._temporary / "logs"
-        for number, port in enumerate(ports):
-            options = ServerOptions(
-                python=found.python,
-                cpu=found.cpu,
-                model=self._served,
-                tokenizer=self._tokenizer_name,
-                name=MODEL_NAME,
-                port=port,
-                plugin_folder=str(self._temporary),
-                **{**self._server_fields, "environment": self._environment(number, found.cpu)},
-            )
-            server = VLLMServer(
-                options,
-                logs,
-                restarts=self._restarts,
-                start_timeout=self._start_timeout,
-                on_progress=self._tell,
-                before_restart=self.weights.before_restart,
-                after_restart=self.weights.hand_over,
-            )
+        try:
+            for number in range(self._count):
+                self._ports.append(Port(0 if self._port is None else self._port + number))
+            servers = [self._make_server(number, port.number, found, logs) for number, port in enumerate(self._ports)]
+        except UserError:
+            self._clean_up()
+            raise
+        for server in servers:
             server.start()
             self._members.append(Member(server, **self._line))
+
+    def _make_server(self, number: int, port: int, found: Interpreter, logs: Path) -> VLLMServer:
+        options = ServerOptions(
+            python=found.python,
+            cpu=found.cpu,
+            model=self._served,
+            tokenizer=self._tokenizer_name,
+            name=MODEL_NAME,
+            port=port,
+            plugin_folder=str(self._temporary),
+            **{**self._server_fields, "environment": self._environment(number, found.cpu)},
+        )
+        options.check()
+        return VLLMServer(
+            options,
+            logs,
+            restarts=self._restarts,
+            start_timeout=self._start_timeout,
+            on_progress=self._tell,
+            before_restart=self.weights.before_restart,
+            after_restart=self.weights.hand_over,
+        )
 
     async def open(self) -> None:
         """Start the servers, load the tokenizer, and wait until every server answers.
@@ -233,6 +244,8 @@ class VLLMEngine(Engine):
         try:
             tokenizer = await threads.run(load_tokenizer, self._tokenizer_name)
             await asyncio.gather(*(self._open_member(member) for member in self._members))
+            if not self._members:
+                raise EngineError("the engine was closed while it was being opened")
         except EngineError as error:
             await self.close()
             raise UserError(f"engine: {error}") from error
@@ -246,9 +259,18 @@ class VLLMEngine(Engine):
         members = list(self._members)
         self._members.clear()
         self._tokenizer = None
-        self.weights.close()
-        await asyncio.gather(*(member.close() for member in members))
-        await asyncio.gather(*(threads.run(member.server.close) for member in members))
+        try:
+            await asyncio.gather(*(threads.run(member.server.close) for member in members))
+            await asyncio.gather(*(member.close() for member in members))
+        finally:
+            await threads.run(self.weights.close)
+            self.weights.reset()
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        for port in self._ports:
+            port.close()
+        self._ports.clear()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
@@ -257,13 +279,16 @@ class VLLMEngine(Engine):
 
     def for_episode(self) -> Engine:
         """The engine on one server: that with the fewest episodes of those that are not dead."""
+        line = _Line(self, self._find_member())
+        line.member.lines.add(line)
+        return line
+
+    def _find_member(self) -> Member:
         alive = [member for member in self._members if member.server.failure is None] or self._members
         if not alive:
             raise EngineError("the engine is not open: await engine.open() first")
         ready = [member for member in alive if member.server.is_ready] or alive
-        line = _Line(self, min(ready, key=lambda member: len(member.lines)))
-        line.member.lines.add(line)
-        return line
+        return min(ready, key=lambda member: len(member.lines))
 
     async def generate(
         self,
@@ -284,8 +309,10 @@ class VLLMEngine(Engine):
         """One response from one server; asked again where the server died and was started again."""
         tries = 0
         while True:
-            await self.weights.usable()
             await member.server.ready()
+            await self.weights.usable()
+            if not member.server.is_ready:
+                continue  # it died while we waited for something else
             starts = member.server.starts
             try:
                 return await member.ask(prompt_ids, sampling, self.weights.name, **options)
@@ -324,14 +351,21 @@ class VLLMEngine(Engine):
     # ---- inside -------------------------------------------------------------------------------------------------
 
     async def _open_member(self, member: Member) -> None:
-        found = await member.open(self._api)
+        while True:
+            await member.server.ready()
+            starts = member.server.starts
+            try:
+                found = await member.open(self._api)
+                await threads.run(self.weights.hand_over, member.server)
+                # The first response of a server is slow: what is compiled for it is compiled now.
+                options: dict[str, Any] = {"max_tokens": 1, "stop": (), "stop_token_ids": (), "seed": 0}
+                await member.ask(np.array([1], np.int32), Sampling(), self.weights.name, **options)
+                break
+            except (EngineError, UserError):
+                if not await member.died(starts):
+                    raise
         if self.context_length is None and isinstance(found.get("max_model_len"), int):
             self.context_length = found["max_model_len"]
-        await threads.run(self.weights.hand_over, member.server)
-        # The first response of a server is slow: what is compiled for it is compiled now.
-        await member.ask(
-            np.array([1], np.int32), Sampling(), self.weights.name, max_tokens=1, stop=(), stop_token_ids=(), seed=0
-        )
 
     def _environment(self, number: int, cpu: bool) -> dict[str, str]:
         given: dict[str, str] = self._server_fields["environment"]
@@ -372,6 +406,9 @@ class _Line(Engine):
         seed: int | None = None,
     ) -> Completion:
         options = {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": stop_token_ids, "seed": seed}
+        if self.member.server.failure is not None:
+            self.member = self.engine._find_member()
+            self.member.lines.add(self)
         return await self.engine._ask(self.member, prompt_ids, sampling, options)
 
 

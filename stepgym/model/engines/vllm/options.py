@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from stepgym.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,23 @@ class ServerOptions:
     share_cores: bool = False
     extra_args: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `UserError` for an extra argument that would overrule one of ours: promises rest on those."""
+        from stepgym.model.engines.vllm import dialect
+
+        ours = {_flag(word) for word in dialect.command(replace(self, extra_args=())) if word.startswith("--")}
+        for word in self.extra_args:
+            if word.startswith("-") and _flag(word) in {*ours, *dialect.NO_EXTRA_ARGS}:
+                shown = word.partition("=")[0]
+                raise UserError(
+                    f"engine.extra_args: {shown} is set by stepgym itself; leave it out (most of these have a field of "
+                    "the engine: see docs/vllm.md)"
+                )
+
+
+def _flag(word: str) -> str:
+    """An argument's name as vLLM reads it: with dashes, with neither value nor negation."""
+    name = word.partition("=")[0]
+    dashes = name[: len(name) - len(name.lstrip("-"))]
+    return dashes + name.lstrip("-").replace("_", "-").removeprefix("no-")

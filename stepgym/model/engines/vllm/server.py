@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepgym.errors import EngineError, UserError
+from stepgym.errors import EngineError
 from stepgym.model.engines.vllm import dialect, guard
 from stepgym.model.engines.vllm.dialect import Call
 from stepgym.model.engines.vllm.options import ServerOptions
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _LOG_LINES = 12
 _ADMIN_TIMEOUT = 600.0
+# No proxy leads to a server on this machine.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _UNREMARKABLE = re.compile(r"^\(\w+ pid=\d+\)\s*|^(INFO|WARNING|ERROR|DEBUG) \d\d-\d\d [\d:]+ (\[[^\]]*\])?\s*")
 
 
@@ -38,7 +42,7 @@ class VLLMServer:
     and it is started again, `restarts` times in all, with the weights that it had last.
 
     Args:
-        options: What it is started with; port 0 takes a free one.
+        options: What it is started with.
         folder: Where its logs go.
         restarts: How often it is started again.
         start_timeout: Seconds from start to healthy.
@@ -62,6 +66,10 @@ class VLLMServer:
         self.folder = folder
         self.starts = 0
         """How often it has been started."""
+        self.started_with = options
+        """The options of the latest start."""
+        self.administration = threading.RLock()
+        """Held while requests to its administration are sent that belong together."""
         self.failure: str | None = None
         """Why it is dead for good; None while it is not."""
         self._restarts = restarts
@@ -121,15 +129,20 @@ class VLLMServer:
 
     def call(self, call: Call, *, timeout: float = _ADMIN_TIMEOUT) -> None:
         """Send one request to the server's administration. Raises `EngineError`."""
-        import httpx
-
+        # The standard library's client: threads must not import what the event loop's client looks at meanwhile.
+        where = self.url + call.path
+        query = "?" + urllib.parse.urlencode(call.parameters) if call.parameters else ""
+        data = json.dumps(dict(call.body or {})).encode()
+        request = urllib.request.Request(where + query, data, {"Content-Type": "application/json"})
         try:
-            response = httpx.post(self.url + call.path, params=call.parameters, json=call.body or {}, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise EngineError(f"{self.url}{call.path}: {type(error).__name__}: {error}") from error
-        if response.status_code >= 300:
-            text = " ".join(response.text.split())
-            raise EngineError(f"{self.url}{call.path} answered with HTTP {response.status_code}: {text:.500}")
+            with _DIRECT.open(request, timeout=timeout) as response:
+                response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                text = " ".join(error.read().decode("utf-8", "replace").split())
+            raise EngineError(f"{where} answered with HTTP {error.code}: {text:.500}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """End the server and everything that it started. Waits for that. Safe to call twice."""
@@ -153,11 +166,24 @@ class VLLMServer:
     # ---- in the thread ------------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # else everybody would wait for ever
+            logger.exception("the watch over the vLLM server on port %d failed", self.options.port)
+            self._ready.clear()
+            self.failure = f"the watch over the vLLM server on port {self.options.port} failed: {error}"
+            if self._process is not None:
+                self._end(self._process)
+
+    def _run(self) -> None:
         while True:
             process, failed = None, self._run_hook(self._before_restart) if self.starts else None
             if failed is None:
-                process = self._spawn()
-                failed = self._wait_until_healthy(process)
+                try:
+                    process = self._spawn()
+                    failed = self._wait_until_healthy(process)
+                except OSError as error:
+                    failed = f"it could not be started: {error}"
             if failed is None and self.starts > 1:
                 failed = self._run_hook(self._after_restart)
             if failed is None and process is not None:
@@ -184,9 +210,10 @@ class VLLMServer:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self.starts += 1
+        self.started_with = self.options
         self._pid_file.unlink(missing_ok=True)
-        words = [sys.executable, guard.__file__, str(self._pid_file), *dialect.command(self.options)]
-        inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        words = [sys.executable, guard.__file__, str(self._pid_file), *dialect.command(self.started_with)]
+        inherited = {k: v for k, v in os.environ.items() if k not in dialect.NOT_INHERITED}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 words,
@@ -194,7 +221,7 @@ class VLLMServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**inherited, **dialect.environment(self.options)},
+                env={**inherited, **dialect.environment(self.started_with)},
             )
         if self._closing.is_set():  # closed while it was being started
             self._end(self._process)
@@ -232,9 +259,9 @@ class VLLMServer:
 
     def _answers(self, path: str) -> bool:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=2) as response:
+            with _DIRECT.open(self.url + path, timeout=2) as response:
                 return bool(response.status == 200)
-        except (OSError, urllib.error.URLError):
+        except (OSError, http.client.HTTPException):
             return False
 
     def _doing(self) -> str:
@@ -262,6 +289,8 @@ class VLLMServer:
             process.wait()
         if group is not None:
             kill_group(group)
+        with contextlib.suppress(OSError):  # the number may be somebody else's one day
+            self._pid_file.unlink()
 
     @property
     def _pid_file(self) -> Path:
@@ -272,25 +301,6 @@ def kill_group(group: int) -> None:
     """Kill what is left of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports on 127.0.0.1 that nothing listens on just now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-
-
-def check_port_free(port: int) -> None:
-    """Raise `UserError` where something listens on a port already."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UserError(f"engine.port: {port} cannot be used: {error.strerror}; give another") from None
 
 
 def _cause(log: Path) -> str:

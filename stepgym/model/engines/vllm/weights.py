@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +17,10 @@ from stepgym.errors import EngineError
 from stepgym.model.engines.vllm import dialect
 from stepgym.model.engines.vllm.dialect import Call, TrainerTransfer, WeightStream
 from stepgym.model.engines.vllm.member import Member, WeightsName
-from stepgym.model.engines.vllm.server import VLLMServer, free_ports
+from stepgym.model.engines.vllm.port import Port
+from stepgym.model.engines.vllm.server import VLLMServer
+
+logger = logging.getLogger(__name__)
 
 INITIAL = "initial"
 """Version of the weights that servers are started with."""
@@ -21,8 +28,26 @@ INITIAL = "initial"
 _POLL_S = 0.005
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the servers have: read and replaced as one, because threads that start servers again read it.
+
+    Attributes:
+        name: What the weights are called.
+        folder: Where they came from; None: the servers were started with them, or they came by `nccl` or `ipc`.
+        adapter: Folder of the adapter over them.
+    """
+
+    name: WeightsName
+    folder: Path | None = None
+    adapter: Path | None = None
+
+
 class Weights:
     """What all servers of an engine sample from. They change together.
+
+    No response ever bears the name of weights that did not sample it. Where a change fails half-way, what is being
+    sampled on the servers that failed is aborted, and requests are refused until a later change succeeds.
 
     Args:
         members: The servers; the list may still grow.
@@ -31,26 +56,38 @@ class Weights:
         workers: Processes of one server that hold weights.
 
     Attributes:
-        name: What they are called.
         export: For `nccl` and `ipc`: writes the current weights to a model folder, for a server that is started again.
     """
 
     def __init__(self, members: list[Member], *, transfer: str, sleep_level: int, workers: int) -> None:
-        self.name = WeightsName(INITIAL)
         self.export: Callable[[], Path] | None = None
         self._members = members
         self._transfer = transfer
         self._sleep_level = sleep_level
         self._workers = workers
-        self._adapter: Path | None = None
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, with servers that are not started yet."""
+        self._state = _State(WeightsName(INITIAL))
+        self._uncertain = ""
         self._trainer: TrainerTransfer | None = None
+        self._group: list[tuple[VLLMServer, int]] = []
         self._asleep: Literal["", "all", "cache"] = ""
+        self._waking = False
         self._updating = False
+        self._holding = False
+
+    @property
+    def name(self) -> WeightsName:
+        """What they are called."""
+        return self._state.name
 
     @property
     def version(self) -> str:
         """Their version."""
-        return self.name.version
+        return self._state.name.version
 
     async def load(self, folder: Path, version: str) -> None:
         """Give all servers the weights in a model folder, without restarting them.
@@ -64,25 +101,29 @@ class Weights:
         """
         if self._transfer != "file":
             raise EngineError(f"the servers take weights by {self._transfer}, not from files")
+        if not any(folder.glob("*.safetensors")):
+            raise EngineError(f"{folder} holds no safetensors file: the servers keep weights {self.version}")
         async with self._changing() as pause:
-            await self._all(dialect.file_update(folder, version), pause=pause)
-            self.name = WeightsName(version)
-            for member in self._members:
-                member.server.restart_with(model=folder)
+            self._uncertain = f"weights {version} did not reach every server: load weights again"
+            given = await self._all(dialect.file_update(folder, version), pause=pause)
+            self._settle(given, _State(WeightsName(version), folder), restart_with=folder)
 
     async def load_adapter(self, folder: Path, version: str) -> None:
         """Give all servers a LoRA adapter (PEFT format), to be sampled with from now on.
 
         The base weights stay. `folder` must stay until the next call. Raises `EngineError`.
         """
-        old, new = self.name, WeightsName(version, adapter=True)
-        if old == new:
+        old, new = self._state, WeightsName(version, adapter=True)
+        if old.name == new:
             return  # a name is given once: what was sampled under it was sampled from this
         async with self._changing():
-            await self._all([dialect.load_adapter(new.model, folder)])
-            self.name, self._adapter = new, folder
-        if old.adapter:
-            await self._all([dialect.unload_adapter(old.model)])
+            given = await self._each(lambda server: self._add_adapter(server, new, folder))
+            self._settle(given, _State(new, old.folder, folder))
+        if old.name.adapter:
+            try:
+                await self._all([dialect.unload_adapter(old.name.model)])
+            except EngineError as error:  # nobody asks for it any more
+                logger.info("adapter %s stays on a server: %s", old.name.model, error)
 
     async def send(self, stream: WeightStream, version: str) -> None:
         """Send weights from the trainer's GPU to all servers, by `nccl` or `ipc`. Raises `EngineError`.
@@ -92,28 +133,18 @@ class Weights:
             version: Name of the weights.
         """
         async with self._changing() as pause:
-            if pause:
-                await self._all([dialect.PAUSE])
-            try:
-                await threads.run(self._send, stream)
-                await self._all([dialect.name_version(version), *([] if pause else [dialect.CLEAR_CACHE])])
-            finally:
-                if pause:
-                    await self._all([dialect.RESUME])
-            self.name = WeightsName(version)
-
-    def _send(self, stream: WeightStream) -> None:
-        if self._trainer is None:
-            sizes = [self._workers] * len(self._members)
-            urls = [member.server.url for member in self._members]
-            self._trainer = TrainerTransfer(self._transfer, stream, urls, sizes, port=free_ports(1)[0])
-        self._trainer.send(stream)
+            await asyncio.gather(*(server.ready() for server in self._alive()))
+            self._uncertain = f"weights {version} did not reach every server: send weights again"
+            # In one thread from the pause to the end, so that giving up waiting for it leaves nothing undone.
+            given = await threads.run(self._send, stream, version, pause)
+            self._settle(given, _State(WeightsName(version)))
 
     def close(self) -> None:
         """Leave the group that sends weights."""
-        if self._trainer is not None:
-            self._trainer.close()
-            self._trainer = None
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            with contextlib.suppress(Exception):  # of a group that may have lost its other members
+                trainer.close()
 
     # ---- sleep --------------------------------------------------------------------------------------------------
 
@@ -130,14 +161,28 @@ class Weights:
             self._asleep = "cache"
 
     async def usable(self) -> None:
-        """Return when requests may be sent: nothing sleeps, and no update waits for them to end."""
-        while self._updating and any(member.api == "completions" for member in self._members):
-            await asyncio.sleep(_POLL_S)
-        if self._asleep:
+        """Return when requests may be sent: nothing sleeps, and no update waits for them to end.
+
+        Raises `EngineError` where the last update failed half-way.
+        """
+        while True:
+            if self._holding or self._waking:
+                await asyncio.sleep(_POLL_S)
+            elif self._uncertain and not self._updating:
+                raise EngineError(self._uncertain)
+            elif self._asleep:
+                await self._wake_all()
+            else:
+                return
+
+    async def _wake_all(self) -> None:
+        self._waking = True  # whoever else comes waits until all memory is there
+        try:
             await self.wake()
-            if self._asleep == "cache":
-                self._asleep = ""
-                await self._all([dialect.WAKE_CACHE])
+            await self._all([dialect.WAKE_CACHE])
+            self._asleep = ""
+        finally:
+            self._waking = False
 
     # ---- starting again -----------------------------------------------------------------------------------------
 
@@ -147,44 +192,152 @@ class Weights:
             if self.export is None:
                 raise EngineError(f"weights that came by {self._transfer} are on no disk (Weights.export is not set)")
             server.restart_with(model=self.export())
-            self._trainer = None  # its group has lost a member; the next send makes another
 
     def hand_over(self, server: VLLMServer) -> None:
-        """Tell a server that was just started what it has to know. Raises `EngineError`."""
-        if self._transfer == "file":
-            server.call(dialect.INIT_FILE_TRANSFER)
-        if self._adapter is not None:
-            server.call(dialect.load_adapter(self.name.model, self._adapter))
-        else:
-            server.call(dialect.name_version(self.version))
+        """Give a server that was just started what it lacks, and tell it how that is called. Raises `EngineError`.
+
+        The weights may have changed since it was started: it is given those of now. After this, `_settle` sees that it
+        was started again.
+        """
+        with server.administration:
+            if self._transfer == "file":
+                server.call(dialect.INIT_FILE_TRANSFER)
+            told: _State | None = None
+            while told is not self._state:
+                with self._lock:
+                    told = self._state
+                if told.folder is not None and str(told.folder) != server.started_with.model:
+                    for call in dialect.file_update(told.folder, told.name.version):
+                        server.call(call)
+                if told.adapter is not None:
+                    self._add_adapter(server, told.name, told.adapter)
+                else:
+                    server.call(dialect.name_version(told.name.version))
+
+    def _settle(self, given: dict[VLLMServer, int], state: _State, *, restart_with: Path | None = None) -> None:
+        """From now on the servers have these weights. Raises `EngineError` where one was started again meanwhile."""
+        with self._lock:
+            for server, starts in given.items():
+                if server.starts != starts:
+                    raise EngineError(f"{server.url} died while its weights were changed")
+            self._state = state
+            if restart_with is not None:
+                for member in self._members:
+                    member.server.restart_with(model=restart_with)
+        self._uncertain = ""
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[bool]:
         """Within, weights may change. Yields whether sampling must be paused for that; else nothing is under way."""
-        self._updating = True
+        while self._updating or self._waking:
+            await asyncio.sleep(_POLL_S)
+        drained = [member for member in self._members if member.api == "completions"]
+        self._updating, self._holding = True, bool(drained or self._asleep)
         try:
             await self.wake()
-            drained = [member for member in self._members if member.api == "completions"]
             while any(member.under_way for member in drained):
                 await asyncio.sleep(_POLL_S)
-            yield not drained and not self._asleep
+            yield not self._holding
         finally:
-            self._updating = False
+            self._updating = self._holding = False
 
-    async def _all(self, calls: Sequence[Call], *, pause: bool | None = None) -> None:
+    def _alive(self) -> list[VLLMServer]:
+        """The servers that are not dead for good. Raises `EngineError` where there is none."""
+        servers = [member.server for member in self._members]
+        alive = [server for server in servers if server.failure is None]
+        if not alive:
+            raise EngineError(str(servers[0].failure) if servers else "the engine is not open")
+        return alive
+
+    async def _all(self, calls: Sequence[Call], *, pause: bool | None = None) -> dict[VLLMServer, int]:
         """Send requests, in order, to all servers at once; between a pause and a resume, or with caches cleared."""
-        await asyncio.gather(*(threads.run(self._administer, member.server, calls, pause) for member in self._members))
+        return await self._each(lambda server: self._administer(server, calls, pause))
 
-    def _administer(self, server: VLLMServer, calls: Sequence[Call], pause: bool | None) -> None:
-        if pause:
-            server.call(dialect.PAUSE)
-        try:
-            for call in calls:
-                server.call(call)
-            if pause is False and not self._asleep:
-                server.call(dialect.CLEAR_CACHE)
-        finally:
-            if pause:
+    async def _each(self, work: Callable[[VLLMServer], int]) -> dict[VLLMServer, int]:
+        """Run `work` for every server that lives, once it is ready. Returns which start of each server it was."""
+
+        async def one(server: VLLMServer) -> int:
+            await server.ready()
+            return await threads.run(work, server)
+
+        alive = self._alive()
+        found = await asyncio.gather(*(one(server) for server in alive), return_exceptions=True)
+        still = set(self._alive())
+        for server, result in zip(alive, found, strict=True):
+            if isinstance(result, BaseException) and server in still:
+                raise result
+        return {s: starts for s, starts in zip(alive, found, strict=True) if isinstance(starts, int) and s in still}
+
+    def _administer(self, server: VLLMServer, calls: Sequence[Call], pause: bool | None) -> int:
+        with server.administration:
+            starts = server.starts
+            if not pause:
+                for call in calls:
+                    server.call(call)
+                if pause is False and not self._asleep:
+                    server.call(dialect.CLEAR_CACHE)
+                return starts
+            try:
+                server.call(dialect.PAUSE)
+                for call in calls:
+                    server.call(call)
+            except BaseException:
+                _abort(server)
+                raise
+            server.call(dialect.RESUME)
+            return starts
+
+    def _add_adapter(self, server: VLLMServer, name: WeightsName, folder: Path) -> int:
+        with server.administration:
+            starts = server.starts
+            try:
+                server.call(dialect.load_adapter(name.model, folder))
+            except EngineError:
+                # It may be there from an earlier attempt. (A request to load "in place" would stay with the adapter,
+                # and vLLM would read it from disk again for every token.)
+                server.call(dialect.unload_adapter(name.model))
+                server.call(dialect.load_adapter(name.model, folder))
+            return starts
+
+    def _send(self, stream: WeightStream, version: str, pause: bool) -> dict[VLLMServer, int]:
+        servers = self._alive()
+        with contextlib.ExitStack() as held:
+            for server in servers:
+                held.enter_context(server.administration)
+            given = {server: server.starts for server in servers}
+            try:
+                for server in servers if pause else ():
+                    server.call(dialect.PAUSE)
+                self._transmit(stream, list(given.items()))
+                for server in servers:
+                    server.call(dialect.name_version(version))
+                    if not pause and not self._asleep:
+                        server.call(dialect.CLEAR_CACHE)
+            except BaseException:
+                self.close()  # a group in which one has failed is of no more use
+                for server in servers if pause else ():
+                    _abort(server)
+                raise
+            for server in servers if pause else ():
                 server.call(dialect.RESUME)
+        return given
+
+    def _transmit(self, stream: WeightStream, group: list[tuple[VLLMServer, int]]) -> None:
+        """Send the weights to a group of servers, each in its present start."""
+        if self._trainer is not None and group != self._group:
+            self.close()
+        if self._trainer is None:
+            sizes, urls = [self._workers] * len(group), [server.url for server, _ in group]
+            with Port() as port:  # held until the group has met there
+                self._trainer = TrainerTransfer(self._transfer, stream, urls, sizes, port=port.number)
+            self._group = group
+        self._trainer.send(stream)
+
+
+def _abort(server: VLLMServer) -> None:
+    """End what is being sampled on a server whose weights may be anything, and let it go on."""
+    for call in (dialect.PAUSE_AND_ABORT, dialect.RESUME):
+        with contextlib.suppress(EngineError):
+            server.call(call)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
+import time
+import urllib.request
 
 import numpy as np
 import pytest
 import torch
 
 from stepgym.env.worker import run_blocking
-from stepgym.errors import ContextOverflow, UserError
+from stepgym.errors import ContextOverflow, EngineTimeout, UserError
 from stepgym.model.engines.vllm.engine import VLLMEngine
 from stepgym.record.step import Sampling
 
@@ -206,15 +209,62 @@ def test_sleep_and_wake_keep_the_engine_usable(served):
         weights._sleep_level = 0
 
 
-def test_a_folder_without_weights_is_an_engine_error_and_sampling_goes_on(served, tmp_path):
+def test_after_an_update_that_fails_half_way_nothing_is_sampled_until_one_succeeds(served, tmp_path):
+    """The weights may be anything then: what is being sampled is ended, and the server takes the next update."""
     from stepgym.errors import EngineError
 
-    with pytest.raises(EngineError, match="update_weights"):
-        run_blocking(served.engine.load_weights(tmp_path, "none"))
+    tmp_path.joinpath("model.safetensors").write_text("these are no weights")
+
+    async def play():
+        calls = [served.engine.generate(PROMPT, Sampling(), max_tokens=450, seed=seed) for seed in range(8)]
+        running = asyncio.gather(*calls, return_exceptions=True)
+        while not served.engine._members[0].under_way:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineError, match="update_weights"):
+            await served.engine.load_weights(tmp_path, "none")
+        with pytest.raises(EngineError, match="weights none did not reach every server"):
+            await served.engine.generate(PROMPT, Sampling(), max_tokens=1)
+        return await asyncio.wait_for(running, 30)
+
+    for said in run_blocking(play()):
+        if not isinstance(said, EngineError):  # what it has, it has from the weights before
+            assert said.finish_reason == "abort" or len(said.response_ids) == 450 or said.finish_reason == "stop"
+            assert np.abs(said.logprobs - served.logprobs(PROMPT, said.response_ids)).mean() < 1e-4
     assert served.engine.weights_version != "none"
     run_blocking(served.engine.load_weights(served.folder, "restored"))
     said = ask(served.engine)
     assert np.abs(said.logprobs - served.logprobs(PROMPT, said.response_ids)).mean() < 1e-4
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+def test_a_request_that_nobody_waits_for_is_not_computed_any_further(served, how):
+    member = served.engine._members[0]
+
+    def running():
+        with urllib.request.urlopen(member.server.url + "/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(x.split()[-1]) for x in lines if re.match(r"vllm:num_requests_(running|waiting)\{", x))
+
+    async def play():
+        line = type(member)(member.server, max_connections=8, request_timeout=0.3 if how == "timed out" else 60.0)
+        options = {"max_tokens": 480, "stop": (), "stop_token_ids": (), "seed": 1}
+        asked = [line.ask(PROMPT[:5], Sampling(), served.engine.weights.name, **options) for _ in range(8)]
+        tasks = [asyncio.create_task(one) for one in asked]
+        await asyncio.sleep(0.2)
+        for task in tasks if how == "cancelled" else ():
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await line.close()
+        return ended
+
+    ended = run_blocking(play())
+    known = asyncio.CancelledError if how == "cancelled" else EngineTimeout
+    assert any(isinstance(one, known) for one in ended)
+    end = time.monotonic() + 2  # eight whole responses take longer
+    while running():
+        assert time.monotonic() < end, "they are still computed"
+        time.sleep(0.02)
 
 
 def test_a_model_that_is_not_there_is_one_line_with_the_cause(tmp_path):
