@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepgym.cli.json_output import json_report
 from stepgym.errors import UserError
+from stepgym.inspect.plain_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from stepgym.inspect.audit import Audit, LogprobGap
+    from stepgym.inspect.audit import Audit, CheckResult, LogprobGap
 
 
 def audit(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a folder of trajectories.")],
     phase: Annotated[list[str] | None, typer.Option(help="Only this phase, as train; may be repeated.")] = None,
     fail_on: Annotated[
-        str, typer.Option(help="What makes the exit code 1: error, warning, note, or names of checks with commas.")
+        str,
+        typer.Option(help="What makes the exit code 1: error, warning, note, names of checks; several with commas."),
     ] = "error",
     tokenizer: Annotated[
         str | None, typer.Option(help="The model's tokenizer; by default the one that the run has kept.")
@@ -39,6 +41,9 @@ def audit(
     max_gap: Annotated[
         float, typer.Option(min=0.0, help="A step whose mean logprob gap, in nats, is above this is an error.")
     ] = 0.05,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also checks that found nothing, and figures that are 0.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=0, help="How many findings of each check are shown.")] = 5,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write everything as JSON into this file; - prints it instead.")
@@ -50,10 +55,9 @@ def audit(
     from stepgym.cli.progress import ProgressDisplay
     from stepgym.inspect.audit import CHECKS, GapOptions
     from stepgym.inspect.audit import audit as look
-    from stepgym.inspect.audit.finding import SEVERITIES, parse_checks
+    from stepgym.inspect.audit.finding import parse_gate
 
-    if fail_on not in SEVERITIES:
-        parse_checks(fail_on, list(CHECKS))
+    parse_gate(fail_on, list(CHECKS))
     if dtype not in ("float32", "bfloat16", "float64"):
         raise UserError(f"audit: --dtype must be float32, bfloat16 or float64, not {dtype!r}")
     if model is None and weights_version is not None:
@@ -76,38 +80,50 @@ def audit(
     failed = found.failed(fail_on)
     report = {**found.to_dict(), "fail_on": fail_on, "failed": [result.check for result in failed]}
     if json_file == "-":
-        print(json.dumps(report, indent=2))
+        print(json_report(report))
     else:
         if json_file is not None:
             _write(Path(json_file), report)
-        _show(found, Console(highlight=False, markup=False, soft_wrap=True), fail_on, [r.check for r in failed])
+        _show(
+            found,
+            Console(highlight=False, markup=False, soft_wrap=True),
+            fail_on,
+            [r.check for r in failed],
+            every=every,
+        )
     if failed:
         raise typer.Exit(1)
 
 
 def _write(path: Path, report: Mapping[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json_report(report) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"audit: --json {path}: {error.strerror}") from None
 
 
-def _show(found: Audit, console: Console, fail_on: str, failed: list[str]) -> None:
-    console.print(checks_table(found))
-    for reason in dict.fromkeys(result.skipped for result in found.checks if result.skipped):
-        console.print(f"skipped: {reason}")
-    console.print(statistics_table(found.statistics))
+def _show(found: Audit, console: Console, fail_on: str, failed: list[str], *, every: bool) -> None:
+    console.print(statistics_table(found.statistics, every=every))
     if found.logprob_gap is not None:
         console.print(gap_table(found.logprob_gap))
         for line in _gap_lines(found.logprob_gap):
-            console.print(line)
+            console.print(plain(line))
+    shown = [result for result in found.checks if every or result.counts]
+    if shown:
+        console.print(checks_table(shown))
+    quiet = sum(result.status == "ok" for result in found.checks)
+    console.print(f"{quiet} of {len(found.checks)} checks found nothing" + ("" if every else " (--all lists them)"))
+    for reason in dict.fromkeys(result.skipped for result in found.checks if result.skipped):
+        names = ", ".join(result.check for result in found.checks if result.skipped == reason)
+        part, _, why = reason.rpartition("in part: ")
+        console.print(f"skipped{' in part' if part or why != reason else ''} {names}: {why}")
     for finding in found.findings:
-        console.print(f"{finding.severity}  {finding.check}: {finding.place}: {finding.text}")
+        console.print(plain(f"{finding.severity}  {finding.check}: {finding.place}: {finding.text}"))
         if finding.context:
-            console.print(f"    {finding.context}")
-    total, shown = sum(sum(each.counts.values()) for each in found.checks), len(found.findings)
-    if total > shown:
-        console.print(f"{total - shown} more findings are not shown (--limit, --json)")
+            console.print(plain(f"    {finding.context}"))
+    more = sum(sum(each.counts.values()) for each in found.checks) - len(found.findings)
+    if more:
+        console.print(f"{more} more findings are not shown (--limit, --json)")
     verdict = f"fails on {', '.join(failed)}" if failed else "holds"
     console.print(
         f"{found.trajectories:,} trajectories, {found.steps:,} steps, {found.tokens:,} tokens, {found.seconds:.1f} s; "
@@ -115,20 +131,22 @@ def _show(found: Audit, console: Console, fail_on: str, failed: list[str]) -> No
     )
 
 
-def checks_table(found: Audit) -> Table:
+def checks_table(results: Sequence[CheckResult]) -> Table:
     """One row for each check, and what it came to."""
     table = _table("check", "result", "errors", "warnings", "notes")
-    for result in found.checks:
+    for result in results:
         counts = [str(result.counts.get(severity, 0) or "") for severity in ("error", "warning", "note")]
         table.add_row(result.check, result.status, *counts)
     return table
 
 
-def statistics_table(statistics: Mapping[str, Any]) -> Table:
-    """The figures about the run."""
+def statistics_table(statistics: Mapping[str, Any], *, every: bool = True) -> Table:
+    """The figures about the run; without `every` only those that are not zero or empty."""
     table = _table("figure", "value")
     for name, value in statistics.items():
-        table.add_row(name.replace("_", " "), _plain(value))
+        empty = not any(value.values()) if isinstance(value, Mapping) else not value
+        if every or not empty:
+            table.add_row(name.replace("_", " "), _figure(value, share=name.endswith("_share")))
     return table
 
 
@@ -164,11 +182,11 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _plain(value: Any) -> str:
+def _figure(value: Any, *, share: bool = False) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items()) or "–"
+        return ", ".join(f"{plain(str(name))}: {_figure(each)}" for name, each in value.items()) or "–"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.1%}" if share else f"{value:.3g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from stepgym.cli.json_output import json_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +67,7 @@ def replay(
         finally:
             close_shared()
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
+        print(json_report(result.to_dict()))
     else:
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(counts_table(result))
@@ -112,10 +113,15 @@ def report_lines(result: Replay, show: int) -> list[str]:
         lines.append(plain(f"{difference.trajectory}{turn} {difference.what}: {difference.diff}"))
     if len(result.differences) > show:
         lines.append(f"and {len(result.differences) - show} more differences (--show, --json)")
-    problems = [(kind, name, why) for kind, found in result.problems.items() for name, why in found.items()]
-    lines += [plain(f"{name} {kind.replace('_', ' ')}: {why}") for kind, name, why in problems[:show]]
+    problems: dict[tuple[str, str], list[str]] = {}
+    for kind, found in result.problems.items():
+        for name, why in found.items():
+            problems.setdefault((kind, why), []).append(name)
+    for (kind, why), names in list(problems.items())[:show]:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(plain(f"{names[0]}{others} {kind.replace('_', ' ')}: {why}"))
     if len(problems) > show:
-        lines.append(f"and {len(problems) - show} more that could not be replayed (--show, --json)")
+        lines.append(f"and {len(problems) - show} more reasons why some could not be replayed (--show, --json)")
     if not result.differences:
         lines.append("every replayed episode answered as recorded" if result.played else "nothing was replayed")
     return lines

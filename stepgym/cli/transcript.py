@@ -21,7 +21,7 @@ _CUT = 1200
 """Characters of one text that are shown unless all of it is asked for."""
 
 _ROLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "green"}
-_RULE = 100
+_RULE = 80
 
 
 def header_lines(shown: Shown, *, full: bool = False) -> Lines:

@@ -126,7 +126,7 @@ async def replay_async(
         on_episode: Called with each episode as it ends.
 
     Raises:
-        UserError: There is no such run, an outcome is unknown, or nothing in the run fits what was asked for.
+        UserError: There is no such run, an outcome or `env` is unknown, or nothing in the run fits what was asked for.
     """
     run = RecordedRun.of(path)
     started = time.perf_counter()
@@ -225,6 +225,10 @@ class _Sources:
     given: EnvLike | None
     known: dict[str, EnvSource] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.given, str):
+            self.given = _resolved(self.given)
+
     def of(self, trajectory: Trajectory) -> EnvSource:
         """The source of a trajectory's environment. Raises what finding or configuring its class raises."""
         key = (
@@ -237,15 +241,18 @@ class _Sources:
         return self.known[key]
 
     def _find(self, trajectory: Trajectory) -> EnvSource:
-        env: Any = self.given if self.given is not None else trajectory.env_id
-        if isinstance(env, str) and ":" in env and env not in env_names():
-            found = _loaded(env) or import_target(env, f"environment {env!r}")
-            env = found if isinstance(found, type) or not callable(found) else EnvSource(found, env)
-        if isinstance(env, str):
-            env = env_class(env)
+        env = self.given if self.given is not None else _resolved(trajectory.env_id)
         if isinstance(env, type):
             return EnvSource.of(env, **trajectory.env_config)
         return EnvSource.of(env)
+
+
+def _resolved(name: str) -> EnvLike:
+    """What an id, a short name or `module:Name` stands for: a class, or a function that makes environments."""
+    if ":" not in name or name in env_names():
+        return env_class(name)
+    found: EnvLike = _loaded(name) or import_target(name, f"environment {name!r}")
+    return found
 
 
 def _loaded(target: str) -> Any:

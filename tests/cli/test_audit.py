@@ -43,13 +43,66 @@ def test_a_trained_run_is_clean_and_its_logprobs_are_the_models(trained: Path, s
 def test_the_table_shows_every_check_and_the_figures(trained: Path, stepgym: Callable[..., Any]) -> None:
     from stepgym.inspect.audit import CHECKS
 
-    answer = stepgym("audit", trained, "--phase", "train")
+    answer = stepgym("audit", trained, "--phase", "train", "--all")
     assert answer.code == 0, answer.out + answer.err
     for name in CHECKS:
         assert name in answer.out
     assert "zero variance share" in answer.out
     assert "the gate (error) holds" in answer.out
-    assert "no model was given" in answer.out
+    assert "skipped logprob_gap: no model was given" in answer.out
+
+
+def test_what_found_nothing_is_not_listed(trained: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", trained, "--phase", "expert")
+    assert answer.code == 0, answer.out + answer.err
+    assert "checks found nothing (--all lists them)" in answer.out
+    assert "prompt_drift" not in answer.out
+    assert "mismatches" not in answer.out
+    assert all(len(line) <= 80 for line in answer.out.splitlines() if line.startswith(("│", "┃", "└")))
+
+
+def test_severities_and_names_go_together(faulty: Path, stepgym: Callable[..., Any]) -> None:
+    answer = stepgym("audit", faulty, "--fail-on", "error,logprob_gap")
+    assert answer.code == 1
+    assert "fails on reward_sum, logprob_gap" in answer.out
+    assert stepgym("audit", faulty, "--phase", "train", "--fail-on", "prompt_drift,warning").code == 1
+
+
+def test_a_model_that_nothing_could_be_compared_with_is_no_pass(trained: Path, stepgym: Callable[..., Any]) -> None:
+    model = next((trained / "checkpoints").glob("update-*/model"))
+    answer = stepgym(
+        "audit", trained, "--phase", "expert", "--model", model.parent.parent / model.parent.name / "model",
+        "--device", "cpu", "--fail-on", "logprob_gap",
+    )  # fmt: skip
+    assert answer.code == 1, answer.out + answer.err
+    assert "no step could be compared with the model (scripted)" in answer.out
+
+
+def test_what_a_model_said_never_steers_the_terminal(
+    faulty: Path, stepgym: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("escapes")
+    shutil.copytree(faulty / "renderer", folder / "renderer")
+    from stepgym.model.renderer_files import load_renderer
+
+    ids = load_renderer(folder / "renderer").encode("<sql>\x1b[2J\x1b]0;gone\x07</sql>")
+    with TrajectoryStore(faulty / "trajectories") as store, TrajectoryStore(folder / "trajectories", "a") as copy:
+        one = next(store.read())
+        step = replace(
+            one.steps[0],
+            response_ids=ids,
+            loss_mask=None,
+            logprobs=[0.5] * len(ids),
+            weights_versions=(),
+            new_messages=({"role": "user", "content": "\x1b[31m"},),
+        )
+        copy.append(replace(one, id=replace(one.id, task_id="\x1b[2Jtask"), steps=(step,)))
+    answer = stepgym("audit", folder, "--limit", "20")
+    assert answer.code == 1
+    assert "logprob_values" in answer.out
+    assert "\\e[2J" in answer.out
+    assert "\x1b" not in answer.out
+    assert "\x07" not in answer.out
 
 
 def test_a_fault_closes_the_gate(faulty: Path, stepgym: Callable[..., Any], tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def audit(
         trajectories=auditor.statistics.trajectories,
         steps=auditor.statistics.steps,
         tokens=auditor.statistics.prompt_tokens + auditor.statistics.response_tokens,
-        checks=tuple(auditor.results(with_model=model is not None)),
+        checks=tuple(auditor.results(without_gap=_without_gap(gap))),
         findings=tuple(auditor.findings.worst()),
         statistics=auditor.statistics.to_dict(),
         logprob_gap=gap,
@@ -186,13 +186,13 @@ class _Auditor:
             for fault in hook(self.statistics):
                 self._report(check, fault, None, "")
 
-    def results(self, *, with_model: bool) -> Iterator[CheckResult]:
-        """What every check came to."""
+    def results(self, *, without_gap: str) -> Iterator[CheckResult]:
+        """What every check came to; `without_gap` says why no logprobs were compared."""
         for check in CHECKS.values():
             counts = dict(self.findings.counts.get(check.name, {}))
             skipped, whole = "", True
-            if check.name == LOGPROB_GAP and not with_model:
-                skipped = NO_MODEL
+            if check.name == LOGPROB_GAP:
+                skipped = without_gap
             elif not self._can(check.needs):
                 skipped = NO_TOKENIZER
             elif not all(self._can(need) for need in check.partly.values()):
@@ -230,6 +230,14 @@ class _Auditor:
                 if phase in ("train", "rollout", "eval"):
                     most[phase, iteration] = max(asked, samples)
         return most
+
+
+def _without_gap(gap: LogprobGap | None) -> str:
+    """Why no logprobs were compared; empty where some were."""
+    if gap is None:
+        return NO_MODEL
+    reasons = ", ".join(gap.not_compared) or "there is none"
+    return "" if gap.tokens else f"no step could be compared with the model ({reasons})"
 
 
 def _trajectories(shards: Sequence[Path], phases: Collection[str]) -> Iterator[Trajectory]:

@@ -108,16 +108,20 @@ class Audit:
         """The checks that a gate stops at.
 
         Args:
-            fail_on: `error`, `warning` (which means errors too), `note`, or names of checks with commas between them;
-                a check that is named fails with any finding, and when it was skipped.
+            fail_on: `error`, `warning` (which means errors too), `note`, names of checks, or several of these with
+                commas between them. A check that is named fails with any finding, and when it or a part of it was
+                skipped: what was not looked at has not passed.
 
         Raises `UserError` for a name that is no check's.
         """
-        if fail_on in SEVERITIES:
-            bad = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
-            return [result for result in self.checks if any(result.counts.get(severity) for severity in bad)]
-        wanted = parse_checks(fail_on, [result.check for result in self.checks])
-        return [result for result in self.checks if result.check in wanted and result.status != "ok"]
+        wanted = parse_gate(fail_on, [result.check for result in self.checks])
+        bad = SEVERITIES[: max((SEVERITIES.index(each) + 1 for each in SEVERITIES if each in wanted), default=0)]
+        return [
+            result
+            for result in self.checks
+            if any(result.counts.get(severity) for severity in bad)
+            or (result.check in wanted and (result.status != "ok" or result.skipped))
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The audit as JSON."""
@@ -135,16 +139,16 @@ class Audit:
         }
 
 
-def parse_checks(text: str, known: Sequence[str]) -> list[str]:
-    """Names of checks with commas between them. Raises `UserError` for one that is not known, with a suggestion."""
+def parse_gate(text: str, known: Sequence[str]) -> list[str]:
+    """What closes a gate: severities and names of checks. Raises `UserError` for what is neither, with a suggestion."""
     from difflib import get_close_matches
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in known:
+        if name not in known and name not in SEVERITIES:
             close = get_close_matches(name, [*known, *SEVERITIES], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: error, warning, note, {', '.join(known)}"
             raise UserError(f"audit: there is no check {name!r}; {hint}")
     if not names:
-        raise UserError("audit: --fail-on takes error, warning, or names of checks with commas between them")
+        raise UserError("audit: --fail-on takes error, warning, note, or names of checks with commas between them")
     return names
