@@ -39,11 +39,13 @@ class SessionLimits:
     engine_timeout: float | None = 600.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Conversation:
     """A conversation as it stood after one of its turns; any later call may go on from there.
 
-    `ids` holds, up to `length`, its ids from the first prompt to the last response.
+    `messages` are copies, so that nothing an agent or an environment does to its own changes the record. `ids` holds,
+    up to `length`, the ids from the first prompt to the last response. The text of a turn that another call went on
+    from is let go, as texts of every turn would take memory quadratic in turns; a second call renders it again.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -91,6 +93,9 @@ class Session:
         self.steps: list[Step] = []
         self.failure: StepgymError | None = None
         self._conversations: list[_Conversation] = []
+        self._said: dict[
+            int, tuple[Message, Mapping[str, Any]]
+        ] = {}  # by id of the message that was returned: it, and its copy
         self._asked = 0
 
     async def chat(
@@ -120,20 +125,23 @@ class Session:
             raise self.failure
         number = self._asked
         self._asked += 1
+        conversation = self._find(messages)
+        news = self._news(messages, conversation)
         limit = min(max_tokens or self.limits.max_response_tokens, self.limits.max_response_tokens)
         try:
             if isinstance(self.engine, ChatEngine):
-                return await self._chat_turn(self.engine, messages, tools, stop, limit, number)
-            return await self._token_turn(self.engine, messages, tools, stop, limit, number)
+                return await self._chat_turn(self.engine, conversation, news, tools, stop, limit, number)
+            return await self._token_turn(self.engine, conversation, news, tools, stop, limit, number)
         except StepgymError as error:
             self.failure = error
             raise
 
     def step_index(self, message: Mapping[str, Any]) -> int | None:
         """Index of the last step of the conversation that holds `message`; None if no step said it."""
-        for same in (operator.is_, _same):
+        _, copy = self._said.get(id(message), (None, None))
+        for same, one in ((operator.is_, copy), (_same, message)):
             for conversation in reversed(self._conversations):
-                if any(same(said, message) for said in reversed(conversation.messages)):
+                if one is not None and any(same(said, one) for said in reversed(conversation.messages)):
                     return conversation.step
         return None
 
@@ -165,7 +173,8 @@ class Session:
     async def _token_turn(
         self,
         engine: Engine,
-        messages: Sequence[Mapping[str, Any]],
+        conversation: _Conversation | None,
+        news: tuple[Mapping[str, Any], ...],
         tools: Sequence[Mapping[str, Any]],
         stop: Sequence[str],
         limit: int,
@@ -174,9 +183,9 @@ class Session:
         renderer = self.renderer
         assert renderer is not None
         started = time.perf_counter()
-        conversation = self._find(messages)
-        rewrote = self._rewrote(messages, conversation)
-        previous = conversation.turn if conversation and not rewrote else None
+        messages = [*(conversation.messages if conversation else ()), *news]
+        rewrote = self._rewrote(news)
+        previous = _last_turn(conversation, renderer) if conversation and not rewrote else None
         prompt = renderer.prompt(messages, tools, previous)
         if conversation is not None and prompt.extends:
             ids = _going_on(conversation)
@@ -204,9 +213,12 @@ class Session:
         message, ended = renderer.read(
             response_ids, stop=stop, tools=tools, id_prefix=f"call_{number}", opener=prompt.opener
         )
-        cut = completion.finish_reason == "length"
+        aborted = completion.finish_reason == "abort"
+        cut = aborted or completion.finish_reason == "length"
         status: StepStatus = "truncated" if cut else "malformed" if message.get("invalid_tool_calls") else "ok"
+        said = _copy(message)
         self._record(
+            message,
             Step(
                 prompt_ids=prompt_ids,
                 response_ids=ids.tail(prompt_length),
@@ -214,8 +226,8 @@ class Session:
                 sampler=engine.sampler,
                 status=status,
                 finish_reason=completion.finish_reason,
-                new_messages=_news(messages, conversation),
-                message=message,
+                new_messages=news,
+                message=said,
                 rendering="agent_rewrote_history" if rewrote else prompt.rendering,
                 sampling=_sampled_by(self.sampling, engine.logprobs_kind),
                 stop=tuple(stop),
@@ -230,13 +242,14 @@ class Session:
                 },
             ),
             messages,
+            conversation,
             Turn(
-                messages=list(messages),
+                messages=messages,
                 prompt_text=prompt.text,
-                message=message,
+                message=said,
                 ended=ended,
                 truncated=cut,
-                tools=tools,
+                tools=tuple(tools),
                 opener=prompt.opener,
                 appended=prompt.rendering == "appended",
                 prompt_ids=prompt_ids,
@@ -244,12 +257,13 @@ class Session:
             ),
             ids,
         )
+        if aborted:
+            raise EngineError(f"the engine gave the response up after {len(response_ids)} tokens")
         if cut and by_context:
-            self.failure = ContextOverflow(
+            raise ContextOverflow(
                 f"the response ran into the end of the context after {prompt_length} prompt tokens "
                 f"and {len(response_ids)} response tokens"
             )
-            raise self.failure
         return message
 
     def _check_length(self, engine: Engine, prompt_length: int, limit: int) -> tuple[int, bool]:
@@ -269,13 +283,14 @@ class Session:
     async def _chat_turn(
         self,
         engine: ChatEngine,
-        messages: Sequence[Mapping[str, Any]],
+        conversation: _Conversation | None,
+        news: tuple[Mapping[str, Any], ...],
         tools: Sequence[Mapping[str, Any]],
         stop: Sequence[str],
         limit: int,
         number: int,
     ) -> Message:
-        conversation = self._find(messages)
+        messages = [*(conversation.messages if conversation else ()), *news]
         asked = time.perf_counter()
         completion: ChatCompletion = await self._within_time(
             engine.chat(
@@ -297,14 +312,15 @@ class Session:
             message["invalid_tool_calls"] = invalid
         cut = completion.finish_reason == "length"
         self._record(
+            message,
             Step(
                 prompt_ids=None,
                 response_ids=None,
                 sampler=engine.sampler,
                 status="truncated" if cut else "malformed" if invalid else "ok",
                 finish_reason=completion.finish_reason,
-                new_messages=_news(messages, conversation),
-                message=message,
+                new_messages=news,
+                message=_copy(message),
                 sampling=_sampled_by(self.sampling, "unknown"),
                 stop=tuple(stop),
                 max_tokens=limit,
@@ -316,6 +332,7 @@ class Session:
                 },
             ),
             messages,
+            conversation,
             None,
             TokenBuffer(1),
         )
@@ -332,9 +349,18 @@ class Session:
                 best = conversation
         return best
 
-    def _rewrote(self, messages: Sequence[Mapping[str, Any]], conversation: _Conversation | None) -> bool:
+    def _news(
+        self, messages: Sequence[Mapping[str, Any]], conversation: _Conversation | None
+    ) -> tuple[Mapping[str, Any], ...]:
+        """Copies of the messages that a conversation has not had yet; of its own turns the copies that it has."""
+        news = []
+        for message in messages[len(conversation.messages) if conversation else 0 :]:
+            _, said = self._said.get(id(message), (None, None))
+            news.append(said if said is not None and said == message else _copy(message))
+        return tuple(news)
+
+    def _rewrote(self, news: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the agent's messages hold turns of an assistant that are not the recorded ones."""
-        news = _news(messages, conversation)
         return bool(self._conversations) and any(message.get("role") == "assistant" for message in news)
 
     async def _within_time(self, request: Any) -> Any:
@@ -349,11 +375,35 @@ class Session:
         except Exception as error:
             raise EngineError(f"the engine failed: {type(error).__name__}: {error}") from error
 
-    def _record(self, step: Step, messages: Sequence[Mapping[str, Any]], turn: Turn | None, ids: TokenBuffer) -> None:
+    def _record(
+        self,
+        returned: Message,
+        step: Step,
+        messages: Sequence[Mapping[str, Any]],
+        conversation: _Conversation | None,
+        turn: Turn | None,
+        ids: TokenBuffer,
+    ) -> None:
         assert step.message is not None
+        if conversation is not None and conversation.turn is not None:
+            conversation.turn = replace(conversation.turn, prompt_text="")
         self.steps.append(step)
-        said = [*messages, step.message]
-        self._conversations.append(_Conversation(said, turn, ids, len(ids), len(self.steps) - 1))
+        self._said[id(returned)] = (returned, step.message)
+        self._conversations.append(_Conversation([*messages, step.message], turn, ids, len(ids), len(self.steps) - 1))
+
+
+def _last_turn(conversation: _Conversation, renderer: Renderer) -> Turn | None:
+    turn = conversation.turn
+    if turn is None or turn.prompt_text:
+        return turn
+    return replace(turn, prompt_text=renderer.template.apply(turn.messages, turn.tools, to_sample=True))
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a message, or of what is in it, as deep as JSON goes."""
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _starts(messages: Sequence[Mapping[str, Any]], beginning: Sequence[Mapping[str, Any]]) -> bool:
@@ -367,10 +417,6 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _wire(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key not in ("text", "invalid_tool_calls")}
-
-
-def _news(messages: Sequence[Mapping[str, Any]], conversation: _Conversation | None) -> tuple[Mapping[str, Any], ...]:
-    return tuple(messages[len(conversation.messages) if conversation else 0 :])
 
 
 @cache

@@ -107,6 +107,79 @@ def test_an_agent_that_rewrites_history_is_recorded_as_such(parrot: Any, rendere
     assert [s.rendering for s in session.steps] == ["first", "extended", "agent_rewrote_history"]
 
 
+def test_what_others_do_to_their_messages_changes_nothing_in_the_record(parrot: Any, renderer: Any) -> None:
+    """Agents cut old observations short in place, environments take what they need out of an action."""
+    engine = parrot(lambda prompt, seed: "<say>1</say>")
+    session = Session(engine, renderer)
+
+    async def run() -> None:
+        messages = [user("a long observation")]
+        said = await session.chat(messages, stop=("</say>",))
+        messages = [*messages, said, user("another")]
+        messages[0]["content"] = "[cut]"
+        said["content"] = "nothing"
+        del said["text"]
+        assert session.step_index(said) == 0
+        again = await session.chat(messages, stop=("</say>",))
+        again.clear()
+        messages.append(user("more"))
+        assert session.step_index(again) == 1
+
+    asyncio.run(run())
+    first, second = session.steps
+    assert first.new_messages == (user("a long observation"),)
+    assert first.message == {"role": "assistant", "content": "<say>1</say>", "text": "<say>1</say>"}
+    assert first.prompt_ids.tolist() == renderer.prompt(first.new_messages).new_ids.tolist()
+    assert second.rendering == "agent_rewrote_history"
+    assert second.follows is None
+    assert [message["content"] for message in second.new_messages] == ["[cut]", "nothing", "another"]
+    assert second.prompt_ids.tolist() == renderer.prompt(second.new_messages).new_ids.tolist()
+    assert second.message["text"] == "<say>1</say>"
+
+
+def test_calls_that_go_on_from_an_early_turn_are_extended_and_texts_are_not_kept(parrot: Any, renderer: Any) -> None:
+    engine = parrot(lambda prompt, seed: f"<say>{seed % 9}</say>")
+    session = Session(engine, renderer, seed=1)
+
+    async def run() -> None:
+        messages, early = [user("Count to 3.")], []
+        for number in range(6):
+            said = await session.chat(messages, stop=("</say>",))
+            messages = [*messages, said, user(f"result {number}")]
+            early = early or messages
+        for number in range(2):
+            await session.chat([*early, user(f"branch {number}")], stop=("</say>",))
+
+    asyncio.run(run())
+    assert [s.rendering for s in session.steps] == ["first"] + ["extended"] * 7
+    assert [s.follows for s in session.steps] == [None, 0, 1, 2, 3, 4, 0, 0]
+    for step in session.steps[6:]:
+        assert step.prompt_ids[: session.steps[0].length].tolist() == session.steps[0].full_ids.tolist()
+        whole = [user("Count to 3."), session.steps[0].message, *step.new_messages]
+        assert step.prompt_ids.tolist() == renderer.encode(renderer.template.apply(whole, to_sample=True)).tolist()
+    kept = [conversation.turn.prompt_text for conversation in session._conversations]
+    assert sum(map(bool, kept)) == 3  # the ends of the three branches
+
+
+def test_a_response_that_the_engine_gave_up_is_its_failure_and_no_turn(
+    parrot: Any, renderer: Any, monkeypatch: Any
+) -> None:
+    engine = parrot(lambda p, s: "<say>1")
+    whole = engine.generate
+
+    async def abort(*args: Any, **options: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(await whole(*args, **options), finish_reason="abort")
+
+    monkeypatch.setattr(engine, "generate", abort)
+    session = Session(engine, renderer)
+    for _ in range(2):  # sticky
+        with pytest.raises(EngineError, match="gave the response up"):
+            converse(session, 1)
+    assert [(s.status, s.finish_reason) for s in session.steps] == [("truncated", "abort")]
+
+
 def test_interleaved_conversations_and_calls_at_once_go_on_each_with_its_own(parrot: Any, renderer: Any) -> None:
     engine = parrot(lambda prompt, seed: f"<say>{seed % 7}</say>", delay=0.001)
     session = Session(engine, renderer, seed=3)
