@@ -2,8 +2,8 @@
 
 Run as `python stand_in_vllm.py -m ... --port P --model FOLDER`. Its weights are the number in FOLDER/model.safetensors,
 and it "samples" that number. The folder in $STAND_IN controls it, by files that hold JSON: `slow-PORT` (seconds by
-route), `fail` (a route that answers with HTTP 500), `delay` (seconds from start to healthy). It writes every request
-to `log`, a line of JSON each.
+route; for all ports in $STAND_IN_SLOW), `fail` (a route that answers with HTTP 500), `delay` (seconds from start to
+healthy). It writes every request to `log`, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def control(name, default):
 
 
 def read(folder):
-    return int((Path(folder) / "model.safetensors").read_text())
+    text = (Path(folder) / "model.safetensors").read_bytes()
+    return int(text) if text.isdigit() else 9  # 9: those of a real model
 
 
 class Server:
@@ -67,7 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         with LOCK, (CONTROL / "log").open("a") as log:
             log.write(json.dumps({"port": PORT, "pid": os.getpid(), "path": self.path, "body": body}) + "\n")
-        time.sleep(control(f"slow-{PORT}", {}).get(path, 0))
+        slow = control(f"slow-{PORT}", json.loads(os.environ.get("STAND_IN_SLOW", "{}")))
+        time.sleep(slow.get(path, 0) if len(body.get("token_ids", "  ")) > 1 else 0)  # not what opens the engine
         if control("fail", None) == path:
             return self.answer({"error": "told to fail"}, 500)
         status, content = self.handle_one(path, body)

@@ -247,11 +247,11 @@ def test_a_request_that_nobody_waits_for_is_not_computed_any_further(served, how
         return sum(float(x.split()[-1]) for x in lines if re.match(r"vllm:num_requests_(running|waiting)\{", x))
 
     async def play():
-        line = type(member)(member.server, max_connections=8, request_timeout=0.3 if how == "timed out" else 60.0)
-        options = {"max_tokens": 480, "stop": (), "stop_token_ids": (), "seed": 1}
-        asked = [line.ask(PROMPT[:5], Sampling(), served.engine.weights.name, **options) for _ in range(8)]
-        tasks = [asyncio.create_task(one) for one in asked]
-        await asyncio.sleep(0.2)
+        line = type(member)(member.server, max_connections=64, request_timeout=0.15 if how == "timed out" else 60.0)
+        options = {"max_tokens": 480, "stop": (), "stop_token_ids": ()}
+        name = served.engine.weights.name
+        tasks = [asyncio.create_task(line.ask(PROMPT[:5], Sampling(), name, seed=n, **options)) for n in range(64)]
+        await asyncio.sleep(0.15)
         for task in tasks if how == "cancelled" else ():
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -261,7 +261,7 @@ def test_a_request_that_nobody_waits_for_is_not_computed_any_further(served, how
     ended = run_blocking(play())
     known = asyncio.CancelledError if how == "cancelled" else EngineTimeout
     assert any(isinstance(one, known) for one in ended)
-    end = time.monotonic() + 2  # eight whole responses take longer
+    end = time.monotonic() + 2  # sixty-four whole responses take longer
     while running():
         assert time.monotonic() < end, "they are still computed"
         time.sleep(0.02)

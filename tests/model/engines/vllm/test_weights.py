@@ -9,12 +9,14 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from stepgym.env.worker import run_blocking
@@ -401,3 +403,41 @@ def test_a_version_that_was_not_tried_is_told_in_one_line(stand_ins, caplog):
     with caplog.at_level("WARNING"):
         stand_ins.open()
     assert [r.message for r in caplog.records] == ["vLLM 0.99.1 is not a version that stepgym is tested with (0.32.0)"]
+
+
+@pytest.mark.parametrize("when", ["while it starts", "while it samples"])
+def test_ctrl_c_ends_everything(stand_ins, when):
+    stand_ins.control("delay", 60 if when == "while it starts" else 0)
+    temporary = stand_ins.folder / "tmp"
+    temporary.mkdir()
+    command = [
+        *(sys.executable, "-m", "stepgym.cli.main", "rollout", "recipes/sql/tiny.yaml", "--tasks", "2"),
+        *("--out", str(stand_ins.folder / "run"), "engine=vllm", f"engine.python={stand_ins.python}"),
+    ]
+    slow = {"STAND_IN_SLOW": json.dumps({"/inference/v1/generate": 60.0} if when == "while it samples" else {})}
+    process = subprocess.Popen(
+        command,
+        cwd=STAND_IN.parents[2],
+        env={**os.environ, **slow, "STAND_IN": str(stand_ins.folder), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        started = lambda: list(stand_ins.folder.glob("**/vllm-*.pid"))  # noqa: E731
+        reached = started if when == "while it starts" else (lambda: asked_for_responses(stand_ins))
+        wait_until(lambda: process.poll() is not None or reached(), 60)
+        assert process.poll() is None, process.stderr.read()
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    assert not list(temporary.glob("stepgym*"))
+
+
+def asked_for_responses(stand_ins):
+    """Whether a rollout has asked: what an engine tries by itself when it opens is a prompt of one token."""
+    return any(len(r["body"]["token_ids"]) > 1 for r in stand_ins.requests("/inference/v1/generate"))
