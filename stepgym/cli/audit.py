@@ -117,6 +117,9 @@ def _show(found: Audit, console: Console, fail_on: str, failed: list[str], *, ev
         names = ", ".join(result.check for result in found.checks if result.skipped == reason)
         part, _, why = reason.rpartition("in part: ")
         console.print(f"skipped{' in part' if part or why != reason else ''} {names}: {why}")
+    mute = found.statistics["steps_without_ids"]
+    if mute:
+        console.print(f"{mute:,} of {found.steps:,} steps have no token ids: nothing about tokens was checked in them")
     for finding in found.findings:
         console.print(plain(f"{finding.severity}  {finding.check}: {finding.place}: {finding.text}"))
         if finding.context:

@@ -286,7 +286,8 @@ async def _play(
             try:
                 source = sources.of(trajectory)
             except Exception as error:  # an unknown id, a config that no longer fits, a module that does not import
-                reason = f"the environment cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
+                name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                reason = f"the environment cannot be made: {name}{' '.join(str(error).split())}"
                 item = ReplayedEpisode(str(trajectory.id), problem=reason[:500], kind="no_environment")
             else:
                 item = await replay_episode(trajectory, source, limits)

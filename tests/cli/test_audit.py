@@ -123,6 +123,20 @@ def test_a_named_check_that_was_skipped_is_no_pass(faulty: Path, stepgym: Callab
     assert stepgym("audit", faulty / "trajectories", "--fail-on", "prompt_drift").code == 1
 
 
+def test_steps_without_ids_are_counted_as_not_checked(
+    faulty: Path, stepgym: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("chat")
+    with TrajectoryStore(faulty / "trajectories") as store, TrajectoryStore(folder / "trajectories", "a") as copy:
+        one = list(store.read())[1]
+        bare = {"prompt_ids": None, "response_ids": None, "loss_mask": None, "logprobs": None, "weights_versions": ()}
+        copy.append(replace(one, steps=tuple(replace(step, **bare) for step in one.steps)))
+    answer = stepgym("audit", folder)
+    assert (
+        f"{len(one.steps)} of {len(one.steps)} steps have no token ids: nothing about tokens was checked" in answer.out
+    )
+
+
 def test_a_tokenizer_may_be_given(trained: Path, stepgym: Callable[..., Any]) -> None:
     answer = stepgym("audit", trained / "trajectories", "--tokenizer", trained / "renderer", "--json", "-")
     assert answer.code == 0, answer.out + answer.err

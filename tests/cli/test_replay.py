@@ -74,6 +74,13 @@ def test_what_could_not_be_replayed(stepgym: Callable[..., Any], played: Path) -
     assert stepgym("replay", folder, "--show", 0).out.count("train-2") == 0
 
 
+def test_one_reason_for_many_is_said_once(stepgym: Callable[..., Any], played: Path) -> None:
+    done = stepgym("replay", changed(played, lambda t: replace(t, env_id="colors:Colours")))
+    assert done.code == 3
+    assert done.out.count("there is no module 'colors'") == 1
+    assert " more no environment: the environment cannot be made: environment 'colors:Colours'" in done.out
+
+
 def test_attempts_that_failed_are_asked_for(stepgym: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ("rollout.samples=1", "env.break_tasks=1", "--split", "test", "--out", out)
@@ -95,6 +102,8 @@ def test_attempts_that_failed_are_asked_for(stepgym: Callable[..., Any], recipe:
         (("RUN", "--outcome", "complete"), "did you mean 'completed'?"),
         (("RUN", "--phase", "test"), "no trajectory fits; phases here: rollout"),
         (("RUN", "--limit", "0"), "--limit"),
+        (("RUN", "--env", "sqll"), "unknown environment 'sqll'"),
+        (("RUN", "--env", "colors:Colours"), "there is no module 'colors'"),
     ],
 )
 def test_bad_input_is_one_line(

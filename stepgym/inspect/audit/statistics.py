@@ -291,7 +291,7 @@ class Statistics:
             "sequences_per_trajectory": {str(number): count for number, count in sorted(self._chains.items())},
             "merge_ratio": merged.merge_ratio,
             "mismatches": dict(merged.mismatches),
-            "weights_versions": _ordered(self._version_tokens()),
+            "weights_versions": dict(sorted(self._version_tokens().items(), key=lambda item: _age(item[0]))),
             "templates": len({digest for digest, _ in self.templates}),
         }
 
