@@ -116,6 +116,8 @@ class VLLMEngine(Engine):
         )
         if devices is not None and len(devices) != servers:
             raise UserError(f"engine.devices: {len(devices)} entries for {servers} servers; give one for each")
+        if transfer == "ipc" and tensor_parallel * data_parallel > 1:
+            raise UserError("engine.transfer: ipc reaches one GPU only: a server of several ranks takes nccl or file")
         if transfer != "file" and importlib.util.find_spec("vllm") is None:
             raise UserError(
                 f"engine.transfer: {transfer!r} needs vLLM in this environment too (pip install "

@@ -288,6 +288,7 @@ def test_a_server_that_does_not_start_says_why(served):
         ({"servers": 0}, "engine.servers must be 1 or more"),
         ({"servers": 2, "devices": ["0"]}, r"engine\.devices: 1 entries for 2 servers"),
         ({"transfer": "nccl"}, "needs vLLM in this environment too"),
+        ({"transfer": "ipc", "tensor_parallel": 2}, "ipc reaches one GPU only"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(options, said):
