@@ -93,8 +93,7 @@ async def _play(
     with TrajectoryStore(folder.trajectories, "a") as store:
         if play.expert is not None:
             _, tokenizer = await load_model(plan, source)
-            writer = make_renderer(plan.renderer, tokenizer)
-            folder.keep_renderer(writer)
+            writer = folder.keep_renderer(make_renderer(plan.renderer, tokenizer))
             begin()
             await collect(source, tasks, renderer=writer, expert=play.expert, store=store, **options)
             # From the store, which also has the attempts that failed and were tried again.
@@ -108,7 +107,7 @@ async def _play(
             try:
                 renderer = make_renderer(plan.renderer, engine.tokenizer) if isinstance(engine, Engine) else None
                 if renderer is not None:
-                    folder.keep_renderer(renderer)
+                    renderer = folder.keep_renderer(renderer)
                 begin()
                 result = await evaluate_async(source, engine, tasks=tasks, renderer=renderer, store=store, **options)
             finally:

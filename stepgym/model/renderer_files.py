@@ -85,6 +85,15 @@ def renderer_settings(renderer: Renderer) -> dict[str, Any]:
     }
 
 
+def recorded_date(folder: str | os.PathLike[str]) -> date:
+    """The date that the templates of a saved renderer are told. Raises `UserError` for a folder without one."""
+    path = Path(folder) / SETTINGS
+    try:
+        return date.fromisoformat(json.loads(path.read_text(encoding="utf-8"))["template_date"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: not the settings of a renderer") from None
+
+
 def redated(renderer: Renderer, day: date) -> Renderer:
     """The same renderer, with a template that is told another date."""
     return _make(renderer.tokenizer, renderer_settings(renderer), day)

@@ -79,11 +79,15 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def keep_renderer(self, renderer: Renderer) -> None:
-        """Save the renderer into `renderer/`, once, so that the run can be audited without its recipe."""
-        from stepgym.model.renderer_files import save_renderer
+    def keep_renderer(self, renderer: Renderer) -> Renderer:
+        """Write what the run's prompts depend on, tokenizer included, into `renderer/`, once.
 
-        save_renderer(renderer, self.path / "renderer")
+        Returns the renderer to go on with: a run that goes on another day tells templates the date that it began on.
+        """
+        from stepgym.model.renderer_files import recorded_date, redated, save_renderer
+
+        day = recorded_date(save_renderer(renderer, self.path / "renderer"))
+        return renderer if renderer.template.today == day else redated(renderer, day)
 
     @property
     def started_at(self) -> float:

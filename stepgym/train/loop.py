@@ -133,8 +133,7 @@ class _Run:
         observer.stage("model", None)
         with self._timed("model"):
             model, self.tokenizer = run_blocking(load_model(recipe, self.source))
-        self.renderer = make_renderer(recipe.renderer, self.tokenizer)
-        folder.keep_renderer(self.renderer)
+        self.renderer = folder.keep_renderer(make_renderer(recipe.renderer, self.tokenizer))
         config = validate(PolicyConfig, recipe.policy, "policy")
         self.policy = Policy(model, config, seed=derive_seed(recipe.seed, "adapter"))
         self.store = TrajectoryStore(folder.trajectories, "a")

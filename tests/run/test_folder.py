@@ -131,3 +131,27 @@ def test_the_default_folder_has_name_time_and_seed() -> None:
     assert path.parts[:2] == ("runs", "eval-sql")
     assert path.name.endswith("-3")
     assert not path.is_absolute()
+
+
+def test_a_run_that_goes_on_after_midnight_tells_templates_the_date_it_began_on(tmp_path: Path) -> None:
+    from datetime import date
+
+    from stepgym.env.messages import user
+    from stepgym.model.renderer import Renderer
+    from stepgym.model.tiny import build_tiny_tokenizer
+
+    dated = (
+        "{{- 'Today is ' + strftime_now('%d %B %Y') + '\\n' }}"
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    tokenizer = build_tiny_tokenizer(["What day is it?"])
+    first, second = (Renderer(tokenizer, chat_template=dated, today=date(2026, 1, 30 + n)) for n in (0, 1))
+    assert first.prompt([user("x")]).text != second.prompt([user("x")]).text
+    with run_folder(tmp_path / "run", config=CONFIG, digest="d") as folder:
+        assert folder.keep_renderer(first) is first
+    with run_folder(tmp_path / "run", config=CONFIG, digest="d") as folder:
+        again = folder.keep_renderer(second)
+    assert again.prompt([user("x")]).text == first.prompt([user("x")]).text
+    assert again.template.digest == first.template.digest
+    assert again.history == second.history
