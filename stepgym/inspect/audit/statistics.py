@@ -88,6 +88,7 @@ class Statistics:
         ends: How responses end.
         logprobs: Range of the sampled tokens' logprobs.
         outcomes: Final trajectories by outcome.
+        copies: Trajectories with the sampler's seed of an earlier one, each with that one; the first thousand.
         in_flight: By (phase, iteration): those in which a response was sampled by several weights versions.
         versions: By (phase, iteration): what each weights version sampled.
         counted: By (phase, iteration): final trajectories, and those of them that could be scored.
@@ -106,6 +107,8 @@ class Statistics:
         self.logprobs = LogprobRange()
         self.outcomes: Counter[str] = Counter()
         self.in_flight: set[tuple[str, int]] = set()
+        self.copies: list[tuple[str, str]] = []
+        self._seeds: dict[int, str] = {}
         self.versions: dict[tuple[str, int], dict[str, FirstUse]] = {}
         self.counted: dict[tuple[str, int], tuple[int, int]] = {}
         self.flat: dict[str, tuple[int, int]] = {}
@@ -165,7 +168,11 @@ class Statistics:
             self.flat[phase] = (flat + group.flat, groups + 1)
 
     def add_member(self, member: Member) -> None:
-        """Count what the weights versions of a trajectory sampled."""
+        """Count what the weights versions of a trajectory sampled, and look for its seed among those before it."""
+        if member.sampler_seed is not None:
+            first_of_seed = self._seeds.setdefault(member.sampler_seed, str(member.id))
+            if first_of_seed != str(member.id) and len(self.copies) < _KEPT:
+                self.copies.append((str(member.id), first_of_seed))
         if not member.versions:
             return
         known = self.versions.setdefault((member.id.phase, member.id.iteration), {})

@@ -111,3 +111,34 @@ def test_an_observation_sampled_into_a_response_without_a_stop_string(guess: Any
     found = [f for f in audit.findings if f.check == "observation_in_response"]
     assert [(f.trajectory, f.step, f.token) for f in found] == [("train/1/1/0/0", 0, first.length)]
     assert "the observation of step 1" in found[0].text
+
+
+def test_rollouts_of_one_iteration_used_again_in_the_next(guess: Any) -> None:
+    again = [replace(t, id=replace(t.id, iteration=2)) for t in guess.clean]
+    found = serious(guess.audit([*guess.clean, *again]))
+    assert found == [
+        ("duplicate_trajectory", "error", f"train/2/{task}/{sample}/0") for task in (1, 2, 3) for sample in (0, 1)
+    ]
+
+
+def test_tools_that_the_model_was_never_shown(guess: Any) -> None:
+    step = guess.clean[0].steps[0]
+    prompt = guess.renderer.prompt(step.new_messages).new_ids
+    first = replace(step, prompt_ids=prompt)
+    found = guess.audit(guess.trajectory(0, steps=(first,), reward=0.0))
+    drift = [f for f in found.findings if f.check == "prompt_drift"]
+    assert [(f.severity, f.trajectory, f.step) for f in drift] == [("error", "train/1/1/0/0", 0)]
+    assert "none of the tools" in drift[0].text
+
+
+def test_a_reward_for_words_that_no_turn_said_is_a_warning(guess: Any) -> None:
+    """An agent may act with words of its own; then no step can hold the reward."""
+    trajectory = guess.clean[0]
+    last = trajectory.steps[-1]
+    said = {name: value for name, value in last.metrics.items() if name != "env_turn"}
+    steps = (*trajectory.steps[:-1], replace(last, metrics=said))
+    found = guess.only(
+        guess.trajectory(0, steps=steps, reward=trajectory.reward + 1.0 if not trajectory.reward else 0.0)
+    )
+    assert (found.check, found.severity) == ("reward_sum", "warning")
+    assert "words of its own" in found.text

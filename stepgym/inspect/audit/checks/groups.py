@@ -13,20 +13,13 @@ _BY_CHANCE = -50.0
 """Logprob, in nats, under which nothing is sampled twice."""
 
 
+@check("run", name="duplicate_trajectory")
+def _same_seed(run: Statistics) -> Iterator[Fault]:
+    for copy, first in run.copies:
+        yield Fault(f"it was sampled with the seed of {first}: the same episode, counted twice", trajectory=copy)
+
+
 @check("group", name="duplicate_trajectory")
-def _same_seed(group: GroupView) -> Iterator[Fault]:
-    seen: dict[int, str] = {}
-    for member in group.members:
-        if member.sampler_seed is None:
-            continue
-        first = seen.setdefault(member.sampler_seed, str(member.id))
-        if first != str(member.id):
-            yield Fault(
-                f"it was sampled with the seed of {first}: the same episode, counted twice", trajectory=str(member.id)
-            )
-    yield from _said_again(group)
-
-
 def _said_again(group: GroupView) -> Iterator[Fault]:
     """Long responses that are the same token for token, though by their logprobs that never happens by chance."""
     said: dict[int, str] = {}

@@ -14,6 +14,7 @@ from stepgym.inspect.audit.finding import Severity
 from stepgym.inspect.audit.reading import ended
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import StepView
+from stepgym.inspect.main_line import PLAIN_LOOP
 
 EXTENDING = ("extended", "appended")
 ANEW = ("template_rewrote_history", "thinking_stripped", "truncated_turn", "tools_changed")
@@ -110,6 +111,9 @@ def prompt_drift(view: StepView) -> Iterator[Fault]:
     try:
         difference = _difference(view, view.tools)
         if difference is not None and view.tools and _difference(view, ()) is None:
+            if view.trajectory.provenance.get("agent", PLAIN_LOOP) == PLAIN_LOOP and not view.owner.tools_changed:
+                yield Fault("the prompt shows none of the tools on offer", difference.token)
+                return
             difference = None  # an agent's call without the tools
         asked = step.rendering == "appended" or not view.rendering.own_template
         if difference is not None and asked and as_rendered(view):

@@ -9,6 +9,7 @@ from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import TRAINED_PHASE, GroupView, StepView, TrajectoryView
 from stepgym.record.outcome import Outcome
+from stepgym.run.episode import ENV_TURN
 
 _CONCLUDED = (Outcome.CONTEXT_OVERFLOW, Outcome.EPISODE_TIMEOUT)
 """Outcomes after which the environment gives a last reward for a turn that it may not have seen."""
@@ -31,13 +32,22 @@ def reward_finite(view: TrajectoryView) -> Iterator[Fault]:
 
 @check("trajectory")
 def reward_sum(view: TrajectoryView) -> Iterator[Fault]:
-    """The rewards of the steps add up to the trajectory's reward."""
+    """The rewards of the steps add up to the trajectory's reward.
+
+    A warning where the agent acted with words that no turn said, whose reward then lies on no step.
+    """
     reward = view.trajectory.reward
     if reward is None or not view.steps:
         return
     total = sum(each.step.reward for each in view.steps)
     if math.isfinite(total) and math.isfinite(reward) and not _near(total, reward):
-        yield Fault(f"the rewards of the steps add up to {total:g}, but the trajectory's reward is {reward:g}")
+        text = f"the rewards of the steps add up to {total:g}, but the trajectory's reward is {reward:g}"
+        noted = sum(ENV_TURN in each.step.metrics for each in view.steps)
+        if noted < view.trajectory.metrics.get("turns", 0):
+            own = "the agent acted with words of its own, whose reward lies on no turn"
+            yield Fault(f"{text}: {own}", severity="warning")
+        else:
+            yield Fault(text)
 
 
 @check("trajectory")
