@@ -139,7 +139,7 @@ class Episode:
             numbers["action_error"] = 1.0
         if index is not None:
             status: StepStatus | None = info.get("action_status")
-            if self.session.steps[index].message is message:
+            if self.session.steps[index].message is self.session.recorded(message):
                 numbers[ENV_TURN] = float(self._turns)
             else:
                 self._mark(index, message, turn=self._turns)
@@ -184,9 +184,10 @@ class Episode:
             return
         # The conversation may have gone on since the model said this (an agent that thinks again before it acts).
         steps = self.session.steps
+        recorded = self.session.recorded(message)
         for same in (operator.is_, operator.eq):
             for said in range(index, -1, -1):
-                if same(steps[said].message, message):
+                if same(steps[said].message, recorded):
                     self.session.amend_step(said, metrics={ENV_TURN: float(turn or self._turns + 1)})
                     return
 

@@ -136,6 +136,11 @@ class Session:
             self.failure = error
             raise
 
+    def recorded(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The record's copy of a message that a turn returned; the message itself where no turn did."""
+        _, copy = self._said.get(id(message), (None, message))
+        return copy
+
     def step_index(self, message: Mapping[str, Any]) -> int | None:
         """Index of the last step of the conversation that holds `message`; None if no step said it."""
         _, copy = self._said.get(id(message), (None, None))

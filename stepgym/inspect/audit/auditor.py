@@ -167,7 +167,7 @@ class _Auditor:
     def finish(self) -> None:
         """The checks of groups and of the whole run."""
         expected = self._expected()
-        for (phase, iteration, task), members in self.members.items():
+        for (phase, iteration, task), members in sorted(self.members.items()):
             members.sort(key=lambda member: member.id)
             group = GroupView(
                 f"{phase}/{iteration}/{task}",
