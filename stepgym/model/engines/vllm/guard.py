@@ -84,8 +84,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())  # before there is anything to end
     command = Command(sys.argv[2:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after, because what is ignored is inherited
-    with open(sys.argv[1], "w", encoding="ascii") as file:
-        file.write(str(command.group))
+    try:
+        with open(sys.argv[1], "w", encoding="ascii") as file:
+            file.write(str(command.group))
+    except OSError:  # its folder is gone: the asker has given up
+        ending.set()
 
     def wait_for_the_asker() -> None:
         while os.read(0, 4096):

@@ -152,7 +152,7 @@ class VLLMServer:
         if process is not None:
             self._end(process)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=4 * guard.PATIENCE)  # it may be ending one that it had just begun to start
 
     def last_lines(self, count: int = _LOG_LINES) -> list[str]:
         """The end of the log, without the lines that say nothing."""

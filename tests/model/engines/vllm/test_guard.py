@@ -108,3 +108,18 @@ def test_a_command_that_ends_takes_its_children_along_and_gives_its_exit_code(tm
     process, command, grandchild = start(tmp_path, end="sys.exit(7)")
     assert process.wait(timeout=30) == 7
     assert gone(command, grandchild)
+
+
+def test_a_guard_that_cannot_say_whom_it_guards_leaves_nobody_behind(tmp_path):
+    """The folder of its file may be gone already, where the engine was closed while it started."""
+    command = [sys.executable, "-c", FAMILY.format(end="time.sleep(600)")]
+    process = subprocess.Popen(
+        [sys.executable, guard.__file__, str(tmp_path / "gone" / "pid"), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    said = process.stdout.read()  # ends when the last of the group has
+    assert process.wait(timeout=30) != 0
+    assert gone(*(int(pid) for pid in said.split()))
