@@ -14,7 +14,7 @@ from stepgym.env.worker import threads
 from stepgym.errors import EngineError, EngineTimeout, UserError
 from stepgym.model.engines.base import Completion, Engine
 from stepgym.model.engines.endpoint import Endpoint
-from stepgym.model.engines.vllm.dialect import read_logprob
+from stepgym.model.engines.vllm.dialect import read_logprob, sampling_fields
 from stepgym.record.step import Ids, Sampling, WeightsSpan
 
 FINISH_REASONS = ("stop", "length", "abort")
@@ -147,27 +147,11 @@ class OpenAIEngine(Engine):
         body: dict[str, Any] = {
             "model": model,
             "prompt": prompt.tolist(),
-            "max_tokens": max_tokens,
             "n": 1,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
             "logprobs": 1,
             "return_token_ids": True,
-            # A stop string may be a special token: then it is only seen in text that shows those.
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
+            **sampling_fields(sampling, max_tokens=max_tokens, stop=stop, stop_token_ids=stop_token_ids, seed=seed),
         }
-        if stop:
-            body |= {"stop": list(stop), "include_stop_str_in_output": True}
-        if stop_token_ids:
-            body["stop_token_ids"] = list(stop_token_ids)
-        if seed is not None:
-            body["seed"] = seed
         if salt:
             body["cache_salt"] = salt
         asked = time.perf_counter()

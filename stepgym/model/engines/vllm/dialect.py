@@ -121,21 +121,22 @@ COMPLETIONS = "completions"
 
 
 def generate_body(
-    model: str,
-    prompt_ids: list[int],
-    sampling: Sampling,
-    *,
-    max_tokens: int,
-    stop: Sequence[str],
-    stop_token_ids: Sequence[int],
-    seed: int | None,
-    salt: str,
+    model: str, prompt_ids: list[int], sampling: Sampling, *, salt: str, **options: Any
 ) -> dict[str, Any]:
-    """The body of a request to `GENERATE`.
+    """The body of a request to `GENERATE`; `options` are those of `sampling_fields`.
 
     Prefixes are only shared by requests of one `salt`, so keys and values of older weights are never used again.
     """
-    parameters: dict[str, Any] = {
+    parameters = {**sampling_fields(sampling, **options), "logprobs": 0}  # of the sampled token only
+    body: dict[str, Any] = {"model": model, "token_ids": prompt_ids, "sampling_params": parameters}
+    return {**body, "cache_salt": salt} if salt else body
+
+
+def sampling_fields(
+    sampling: Sampling, *, max_tokens: int, stop: Sequence[str], stop_token_ids: Sequence[int], seed: int | None
+) -> dict[str, Any]:
+    """All that vLLM is told about how to sample. Every setting is sent: a server's defaults must not creep in."""
+    fields: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -144,21 +145,17 @@ def generate_body(
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "logprobs": 0,  # of the sampled token only
         # A stop string may be a special token: then it is only seen in text that shows those.
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
     if stop:
-        parameters |= {"stop": list(stop), "include_stop_str_in_output": True}
+        fields |= {"stop": list(stop), "include_stop_str_in_output": True}
     if stop_token_ids:
-        parameters["stop_token_ids"] = list(stop_token_ids)
+        fields["stop_token_ids"] = list(stop_token_ids)
     if seed is not None:
-        parameters["seed"] = seed
-    body: dict[str, Any] = {"model": model, "token_ids": prompt_ids, "sampling_params": parameters}
-    if salt:
-        body["cache_salt"] = salt
-    return body
+        fields["seed"] = seed
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
