@@ -257,8 +257,9 @@ class VLLMEngine(Engine):
         self._tokenizer = tokenizer
 
     async def close(self) -> None:
-        """End the servers and everything that they started; remove temporary files."""
+        """End the servers and everything that they started; remove temporary files, but not the log of a failure."""
         members = list(self._members)
+        failed = any(member.server.failure for member in members)
         self._members.clear()
         self._tokenizer = None
         try:
@@ -267,15 +268,15 @@ class VLLMEngine(Engine):
         finally:
             await threads.run(self.weights.close)
             self.weights.reset()
-            self._clean_up()
+            self._clean_up(keep_logs=failed)
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, *, keep_logs: bool = False) -> None:
         for port in self._ports:
             port.close()
         self._ports.clear()
-        if self._temporary is not None:
+        if self._temporary is not None and not keep_logs:  # a message names the log
             shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
+        self._temporary = None
 
     # ---- sampling -----------------------------------------------------------------------------------------------
 
