@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-INTERRUPT_SECONDS = 10.0
+INTERRUPT_SECONDS = 20.0
 """How long an interrupted process waits for what was going on to end in order."""
 
 

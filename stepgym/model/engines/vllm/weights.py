@@ -133,11 +133,13 @@ class Weights:
             version: Name of the weights.
         """
         async with self._changing() as pause:
-            await asyncio.gather(*(server.ready() for server in self._alive()))
+            servers = self._alive()
+            await asyncio.gather(*(server.ready() for server in servers))
+            starts = {server: server.starts for server in servers}
             self._uncertain = f"weights {version} did not reach every server: send weights again"
             # In one thread from the pause to the end, so that giving up waiting for it leaves nothing undone.
-            given = await threads.run(self._send, stream, version, pause)
-            self._settle(given, _State(WeightsName(version)))
+            await threads.run(self._send, stream, version, pause, starts)
+            self._settle(starts, _State(WeightsName(version)))
 
     def close(self) -> None:
         """Leave the group that sends weights."""
@@ -300,12 +302,11 @@ class Weights:
                 server.call(dialect.unload_adapter(name.model))
                 server.call(dialect.load_adapter(name.model, folder))
 
-    def _send(self, stream: WeightStream, version: str, pause: bool) -> dict[VLLMServer, int]:
-        servers = self._alive()
+    def _send(self, stream: WeightStream, version: str, pause: bool, given: dict[VLLMServer, int]) -> None:
+        servers = list(given)
         with contextlib.ExitStack() as held:
             for server in servers:
                 held.enter_context(server.administration)
-            given = {server: server.starts for server in servers}
             try:
                 for server in servers if pause else ():
                     server.call(dialect.PAUSE)
@@ -321,7 +322,6 @@ class Weights:
                 raise
             for server in servers if pause else ():
                 server.call(dialect.RESUME)
-        return given
 
     def _transmit(self, stream: WeightStream, group: list[tuple[VLLMServer, int]]) -> None:
         """Send the weights to a group of servers, each in its present start."""
