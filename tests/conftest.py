@@ -89,10 +89,17 @@ class Served:
         table = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
         return table.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
-    def requests(self) -> list[dict[str, Any]]:
+    def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
+        """What the server has logged; it writes a line after the answer has gone out, so a number can be waited for."""
         import json
+        import time
 
-        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+        end = time.monotonic() + 20
+        while True:
+            lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+            if len(lines) >= at_least or time.monotonic() > end:
+                return [json.loads(line) for line in lines]
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def play(engine, count, *, samples=1, **options):
 
 def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tmp_path):
     served = serve_vllm()
-    known = len(served.requests()) if served.log.exists() else 0
+    known = len(served.requests())
     with TrajectoryStore(tmp_path / "trajectories", "a") as store:
         play(served.engine, 50, samples=4, store=store)
     trajectories = list(TrajectoryStore(tmp_path / "trajectories"))
@@ -57,7 +57,7 @@ def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tm
     steps = [step for t in trajectories for step in t.steps]
     assert len(steps) > 400
     logged = Counter()
-    for line in served.requests()[known:]:
+    for line in served.requests(at_least=known + len(steps))[known:]:
         choice = line["response"]["choices"][0]
         logprobs = tuple(np.float32(entry["logprob"]) for entry in choice["logprobs"]["content"])
         logged[tuple(line["request"]["token_ids"]), tuple(choice["token_ids"]), logprobs] += 1

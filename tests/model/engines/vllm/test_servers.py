@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import urllib.request
 
 import numpy as np
 import psutil
@@ -45,19 +46,26 @@ def _group(pid):
         return None
 
 
+def answered(server):
+    """Requests that a server has answered, by its own count."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:request_success_total"))
+
+
 def test_episodes_are_spread_and_each_sticks_to_its_server(pair):
     first, second = pair.engine._members
 
     async def play():
         episodes = [pair.engine.for_episode() for _ in range(6)]
         assert (len(first.lines), len(second.lines)) == (3, 3)
-        for episode in episodes[:2]:
-            member = episode.member
-            for turn in range(2):
-                asked = len(pair.requests())
+        for episode in (next(e for e in episodes if e.member is member) for member in (first, second)):
+            own, other = episode.member.server, (second if episode.member is first else first).server
+            before = answered(own), answered(other)
+            for turn in range(3):
                 await episode.generate(PROMPT, Sampling(), max_tokens=3, seed=turn)
-                assert episode.member is member
-                assert len(pair.requests()) == asked + 1
+            await wait_until(lambda own=own, before=before: answered(own) >= before[0] + 3, 20)
+            assert (answered(own), answered(other)) == (before[0] + 3, before[1])
 
     run_blocking(play())
     assert (len(first.lines), len(second.lines)) == (0, 0)  # what has ended weighs nothing
