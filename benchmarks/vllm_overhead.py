@@ -132,13 +132,13 @@ async def send_all(port: int, episodes: Sequence[list[dict[str, Any]]], concurre
 def main() -> int:
     """Run the benchmark of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a response")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--width", type=int, default=256, help="of the model")
     parser.add_argument("--layers", type=int, default=4, help="of the model")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--least", type=float, default=0.9, help="least ratio of tokens per second")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
