@@ -35,6 +35,7 @@ from stepgym.env.messages import user
 from stepgym.env.worker import run_blocking
 from stepgym.model.engines.vllm import dialect
 from stepgym.model.engines.vllm.engine import VLLMEngine
+from stepgym.model.renderer import Renderer
 from stepgym.model.tiny import build_tiny_model, save_tiny_model
 from stepgym.record.step import Sampling
 from stepgym.record.trajectory import Trajectory
@@ -95,7 +96,7 @@ class BareClient:
         return answer
 
 
-def requests_of(trajectory: Trajectory, seed: int) -> list[dict[str, Any]]:
+def requests_of(trajectory: Trajectory, stop_token_ids: Sequence[int]) -> list[dict[str, Any]]:
     """The bodies that a rollout sent for an episode."""
     return [
         dialect.generate_body(
@@ -104,7 +105,7 @@ def requests_of(trajectory: Trajectory, seed: int) -> list[dict[str, Any]]:
             Sampling(),
             max_tokens=step.max_tokens or 1,
             stop=step.stop,
-            stop_token_ids=(),
+            stop_token_ids=stop_token_ids,
             seed=derive_seed(trajectory.seeds["sampler"], turn),
             salt="bare",
         )
@@ -177,9 +178,8 @@ def main() -> int:
 async def measure(engine: VLLMEngine, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds and tokens of both ways, by turns."""
     tasks = [Task(id=str(n), prompt=f"{n}. {OBSERVATION}") for n in range(options.episodes)]
-    # No stop tokens: every response has the same length, whatever the weights are.
     config = RolloutConfig(concurrency=options.concurrency, max_response_tokens=options.tokens)
-    server = engine.servers[0]
+    server, stop_token_ids = engine.servers[0], Renderer(engine.tokenizer).stop_token_ids
     ways: dict[str, list[float]] = {"rollout": [], "bare": []}
     tokens = 0
     for repeat in range(options.repeats + 1):  # the first one warms up
@@ -187,11 +187,7 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace) -> dict[str, 
         began = time.perf_counter()
         played = await collect(Talk, tasks, engine, env_config={"max_turns": options.turns}, config=config)
         rollout_s = time.perf_counter() - began
-        episodes = [requests_of(trajectory, 0) for trajectory in played]
-        for trajectory, bodies in zip(played, episodes, strict=True):
-            for step, body in zip(trajectory.steps, bodies, strict=True):
-                body["sampling_params"]["stop_token_ids"] = _stop_ids(engine)
-                assert step.response_ids is not None
+        episodes = [requests_of(trajectory, stop_token_ids) for trajectory in played]
         server.call(dialect.CLEAR_CACHE)
         began = time.perf_counter()
         said = await send_all(server.options.port, episodes, options.concurrency)
@@ -212,12 +208,6 @@ async def measure(engine: VLLMEngine, options: argparse.Namespace) -> dict[str, 
         "tokens_per_second": rates,
         "ratio": rates["rollout"] / rates["bare"],
     }
-
-
-def _stop_ids(engine: VLLMEngine) -> list[int]:
-    from stepgym.model.renderer import Renderer
-
-    return list(Renderer(engine.tokenizer).stop_token_ids)
 
 
 def show(result: dict[str, Any], least: float) -> None:

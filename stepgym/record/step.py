@@ -33,6 +33,22 @@ class Sampling:
     frequency_penalty: float = 0.0
     logprobs_kind: Literal["processed", "raw", "unknown"] = "processed"
 
+    def departures(self) -> dict[str, tuple[float, float]]:
+        """Settings for which it is not sampling from softmax(logits / temperature): name to (value, neutral value)."""
+        return {
+            name: (value, neutral) for name, neutral in _NEUTRAL.items() if (value := getattr(self, name)) != neutral
+        }
+
+
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:

@@ -67,20 +67,10 @@ def _refused_for_correction(step: Step) -> str | None:
 
 
 def _truncates(sampling: Sampling) -> str | None:
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(sampling, name)
-        if value != neutral:
-            return f"{name} = {value}, which the logprobs leave out; use {neutral}, {_WAY_OUT}"
+    for name, (value, neutral) in sampling.departures().items():
+        return f"{name} = {value}, which the logprobs leave out; use {neutral}, {_WAY_OUT}"
     return None
 
 
 _GREEDY = "where no log-probability exists; sample with temperature > 0"
 _WAY_OUT = "or set correction to none"
-_NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}

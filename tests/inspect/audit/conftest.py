@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import families
 import numpy as np
 import pytest
+from colours import Colours
+from guess import Guess
 
-from stepgym.env.task import Task
-from stepgym.env.tool_env import ToolEnv
-from stepgym.env.tools import tool
 from stepgym.inspect.audit import Audit, Finding, audit
 from stepgym.model.engines.base import Completion, Engine
 from stepgym.model.renderer import Renderer
@@ -24,43 +21,6 @@ from stepgym.record.step import Ids, Sampling, Step
 from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory
 from stepgym.run.rollouts import RolloutConfig, rollout
-
-TESTS = Path(__file__).resolve().parents[2]
-
-
-def load(folder: str, name: str) -> ModuleType:
-    """A helper module of the tests; tests are no package, so it is loaded by its path."""
-    known = f"stepgym_test_{folder}_{name}"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, TESTS / folder / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[known] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[known])
-    return sys.modules[known]
-
-
-class Guess(ToolEnv):
-    """Find a number from 1 to 100."""
-
-    max_turns = 4
-    on_malformed = "observe"
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return [Task(id=str(n), prompt="Guess a number from 1 to 100.", answer=n) for n in range(1, 101)]
-
-    def begin(self, task: Task) -> Any:
-        self.won = False
-        return super().begin(task)
-
-    @tool
-    def guess(self, number: int) -> str:
-        """Try a number."""
-        self.won = number == self.task.answer
-        return "right" if self.won else "low" if number < self.task.answer else "high"
-
-    def score(self) -> float:
-        return float(self.won)
 
 
 class Actor(Engine):
@@ -100,7 +60,6 @@ def call(number: int) -> str:
 
 
 def play(family_name: str, env: Any, say: Callable[[int], str], tasks: int = 3) -> tuple[list[Trajectory], Renderer]:
-    families = load("chat_templates", "families")
     family = families.FAMILIES[family_name]
     tokenizer = families.tokenizer_for(family)
     renderer = Renderer(tokenizer)
@@ -173,11 +132,10 @@ def with_response(step: Step, ids: Sequence[int], **changes: Any) -> dict[str, A
 
 @pytest.fixture(scope="session")
 def played() -> dict[str, tuple[list[Trajectory], Renderer]]:
-    colours = load("games", "colours").Colours
     return {
-        "colours": play("chatml", colours, lambda turn: "<say>open</say>" if turn == 1 else "<say>white</say>"),
+        "colours": play("chatml", Colours, lambda turn: "<say>open</say>" if turn == 1 else "<say>white</say>"),
         "guess": play("tools_json", Guess, lambda turn: call(turn) if turn < 3 else "It is 2."),
-        "dated": play("dated", colours, lambda turn: "<say>open</say>" if turn == 1 else "<say>white</say>"),
+        "dated": play("dated", Colours, lambda turn: "<say>open</say>" if turn == 1 else "<say>white</say>"),
     }
 
 

@@ -6,19 +6,15 @@ environment's expert; in an environment of tags and stop strings, and in one of 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import families
 import pytest
+from colours import Colours
+from guess import Guess
 
-from stepgym.env.messages import tool_call, user
-from stepgym.env.task import Task
-from stepgym.env.tool_env import ToolEnv
-from stepgym.env.tools import tool
+from stepgym.env.messages import user
 from stepgym.env.worker import run_blocking
 from stepgym.inspect.audit import audit
 from stepgym.model.engines.transformers import TransformersEngine
@@ -26,51 +22,6 @@ from stepgym.model.renderer import Renderer
 from stepgym.model.renderer_files import save_renderer
 from stepgym.record.store import TrajectoryStore
 from stepgym.run.rollouts import RolloutConfig, rollout
-
-TESTS = Path(__file__).resolve().parents[2]
-
-
-def load(folder: str, name: str) -> ModuleType:
-    known = f"stepgym_test_{folder}_{name}"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, TESTS / folder / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[known] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[known])
-    return sys.modules[known]
-
-
-families = load("chat_templates", "families")
-Colours = load("games", "colours").Colours
-
-
-class Guess(ToolEnv):
-    """Find a number."""
-
-    max_turns = 4
-    on_malformed = "observe"
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task(id=str(n), prompt="Guess a number from 1 to 100.", answer=n) for n in range(1, 101)]
-
-    def begin(self, task: Task) -> Any:
-        self.won = False
-        return super().begin(task)
-
-    @tool
-    def guess(self, number: int) -> str:
-        """Try a number."""
-        self.won = number == self.task.answer
-        return "right" if self.won else "low" if number < self.task.answer else "high"
-
-    def score(self) -> float:
-        return float(self.won)
-
-    def expert(self, task: Task) -> Iterator[Any]:
-        yield tool_call("guess", number=50)
-        yield tool_call("guess", number=task.answer)
-        yield "It is the answer."
 
 
 def tiny_model(tokenizer: Any) -> Any:

@@ -10,7 +10,6 @@ from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.finding import Severity
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import StepView, TrajectoryView
-from stepgym.record.step import Sampling
 
 _TOLERANCE = 1e-4
 _ALIKE = 16
@@ -84,10 +83,7 @@ def trained_as_sampled(view: StepView) -> Iterator[Fault]:
     wrong = []
     if sampling.temperature <= 0:
         wrong.append(f"temperature {sampling.temperature:g}")
-    for name in _TRUNCATING:
-        value = getattr(sampling, name)
-        if value != getattr(_UNTRUNCATED, name):
-            wrong.append(f"{name} {value:g}")
+    wrong += [f"{name} {value:g}" for name, (value, _) in sampling.departures().items()]
     if wrong:
         yield Fault(f"the turn was sampled with {', '.join(wrong)}: its logprobs do not say how likely it was",
                     severity=severity)  # fmt: skip
@@ -115,10 +111,6 @@ def sampling_changes(view: TrajectoryView) -> Iterator[Fault]:
                 step=each.index,
             )
             return
-
-
-_UNTRUNCATED = Sampling()
-_TRUNCATING = [name for name in Sampling.__dataclass_fields__ if name not in ("temperature", "logprobs_kind")]
 
 
 def _severity(view: TrajectoryView) -> Severity:
