@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stepgym.errors import UserError
 
@@ -18,6 +18,7 @@ class OptimizerConfig(BaseModel):
     Attributes:
         learning_rate: The highest learning rate.
         warmup_updates: Updates over which the learning rate rises linearly; the first update already moves.
+        warmup_ratio: The same as a share of all updates; give one of the two.
         decay: `constant`, or `linear` or `cosine` down to `final_learning_rate` at the last update.
         final_learning_rate: Where the decay ends.
         betas: Decay of AdamW's averages of the gradient and of its square.
@@ -30,6 +31,7 @@ class OptimizerConfig(BaseModel):
 
     learning_rate: float = Field(default=1e-6, gt=0)
     warmup_updates: int = Field(default=0, ge=0)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)
     decay: Literal["constant", "linear", "cosine"] = "constant"
     final_learning_rate: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -37,21 +39,36 @@ class OptimizerConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float | None = Field(default=1.0, gt=0)
 
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimizerConfig:
+        if self.warmup_updates and self.warmup_ratio is not None:
+            raise ValueError("'warmup_updates' and 'warmup_ratio' exclude each other")
+        return self
+
+    def warmup(self, total_updates: int | None) -> int:
+        """Updates over which the learning rate rises. Raises `UserError` for a share of an unknown number."""
+        if self.warmup_ratio is None:
+            return self.warmup_updates
+        if total_updates is None:
+            raise UserError("warmup_ratio needs total_updates, the number of updates it is a share of")
+        return round(self.warmup_ratio * total_updates)
+
     def learning_rate_at(self, update: int, total_updates: int | None = None) -> float:
         """Learning rate of update number `update` (from 0) of `total_updates`.
 
         Past the last update of a decay the rate stays where the decay ended.
 
         Raises:
-            UserError: The rate decays and `total_updates` is None.
+            UserError: The rate decays, or warms up over a share of the updates, and `total_updates` is None.
         """
-        if update < self.warmup_updates:
-            return self.learning_rate * (update + 1) / (self.warmup_updates + 1)
+        warmup = self.warmup(total_updates)
+        if update < warmup:
+            return self.learning_rate * (update + 1) / (warmup + 1)
         if self.decay == "constant":
             return self.learning_rate
         if total_updates is None:
             raise UserError(f"decay {self.decay!r} needs total_updates, the number of updates it ends after")
-        progress = (update - self.warmup_updates) / max(1, total_updates - 1 - self.warmup_updates)
+        progress = (update - warmup) / max(1, total_updates - 1 - warmup)
         progress = min(1.0, progress)
         share = 1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
         return self.final_learning_rate + share * (self.learning_rate - self.final_learning_rate)
@@ -75,7 +92,7 @@ class Optimizer:
         config: OptimizerConfig,
         total_updates: int | None = None,
     ) -> None:
-        config.learning_rate_at(config.warmup_updates, total_updates)  # refuse a decay without an end now, not later
+        config.learning_rate_at(config.warmup(total_updates), total_updates)  # refuse a schedule without an end now
         self.config = config
         self.total_updates = total_updates
         self.updates = 0

@@ -70,6 +70,19 @@ def test_the_learning_rate_is_always_between_its_bounds(warmup: int, total: int,
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
 
 
+def test_warm_up_over_a_share_of_the_updates_is_the_warm_up_over_as_many() -> None:
+    share = OptimizerConfig(learning_rate=1.0, warmup_ratio=0.285, decay="linear")
+    count = OptimizerConfig(learning_rate=1.0, warmup_updates=573, decay="linear")  # of 2 x 1005 updates
+    assert share.warmup(2010) == 573
+    assert [share.learning_rate_at(u, 2010) for u in range(2010)] == [
+        count.learning_rate_at(u, 2010) for u in range(2010)
+    ]
+    with pytest.raises(UserError, match="'warmup_updates' and 'warmup_ratio' exclude each other"):
+        validate(OptimizerConfig, {"warmup_updates": 3, "warmup_ratio": 0.1}, "optimizer")
+    with pytest.raises(UserError, match="warmup_ratio needs total_updates"):
+        Optimizer([torch.nn.Parameter(torch.ones(2))], OptimizerConfig(warmup_ratio=0.1))
+
+
 def test_a_decay_without_an_end_is_refused() -> None:
     with pytest.raises(UserError, match="decay 'cosine' needs total_updates"):
         Optimizer([torch.nn.Parameter(torch.ones(2))], OptimizerConfig(decay="cosine"))
