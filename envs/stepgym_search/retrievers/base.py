@@ -13,6 +13,10 @@ class RetrieverError(EnvError):
     """A search failed through no fault of the agent's (a server that is gone): infrastructure, never reward."""
 
 
+class QueryRefused(RetrieverError):
+    """A server works, but not for this request: a query in it is too long for it, say. Others may fare better."""
+
+
 @runtime_checkable
 class Retriever(Protocol):
     """Finds the passages of a corpus that fit a query.
