@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepgym.env.rows import read_rows
 from stepgym.env.task import Task
 from stepgym.errors import UserError
 
@@ -22,8 +23,6 @@ DATABASE_FOLDERS: Mapping[str, str] = {
     "bird": "bird/train/train_databases",
 }
 
-_SUFFIXES = (".parquet", ".json", ".jsonl")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SQLITE_HEADER = b"SQLite format 3\0"
 
 
@@ -31,8 +30,7 @@ def load_rows(source: str, split: str, database_root: str | None) -> list[Task]:
     """The tasks of a data set.
 
     Args:
-        source: A .parquet, .json or .jsonl file; a folder with files whose names begin with the split; or a name on
-            the hub. `#name` at the end chooses another split of it.
+        source: A file, a folder or a name on the hub; see `stepgym.env.rows.read_rows`.
         split: The split that is wanted.
         database_root: The folder that the databases lie in.
 
@@ -44,65 +42,12 @@ def load_rows(source: str, split: str, database_root: str | None) -> list[Task]:
     root = Path(database_root).expanduser()
     if not root.is_dir():
         raise UserError(f"sql: database_root: {root} is not a folder")
-    name, _, chosen = source.partition("#")
     checked: set[Path] = set()
-    tasks = [_task(row, where, number, root, checked) for where, number, row in _rows(name, chosen or split)]
-    if not tasks:
-        raise UserError(f"sql: {source} has no rows")
-    return tasks
+    rows = enumerate(read_rows(source, split, where="sql"))
+    return [_task(row, place, number, index, root, checked) for index, (place, number, row) in rows]
 
 
-def _rows(name: str, split: str) -> Iterator[tuple[str, int, Any]]:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.stem.startswith(split))
-        if not files:
-            raise UserError(f"sql: {path} has no file {split}*.parquet, {split}*.json or {split}*.jsonl")
-    elif path.is_file():
-        files = [path]
-    elif path.suffix in _SUFFIXES or not _HUB_NAME.fullmatch(name):
-        raise UserError(f"sql: there is no data set {name}: neither a file or folder, nor a name on the hub")
-    else:
-        yield from ((f"{name}[{split}]", number, row) for number, row in enumerate(_from_hub(name, split)))
-        return
-    for file in files:
-        yield from ((str(file), number, row) for number, row in enumerate(_from_file(file)))
-
-
-def _from_file(file: Path) -> Iterable[Any]:
-    if file.suffix not in _SUFFIXES:
-        raise UserError(
-            f"sql: {file}: a data set is a {', '.join(_SUFFIXES)} file, not {file.suffix or 'one without suffix'}"
-        )
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            table = pyarrow.parquet.read_table(file)
-            rows: Iterable[Any] = table.to_pylist()
-            return rows
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        content = json.loads(text)
-    except (OSError, ValueError) as error:  # pyarrow's errors and those of json are ValueErrors
-        raise UserError(f"sql: {file} cannot be read: {_first_line(error)}") from None
-    if not isinstance(content, list):
-        raise UserError(f"sql: {file} must hold a list of rows, not {type(content).__name__}")
-    return content
-
-
-def _from_hub(name: str, split: str) -> Iterable[Any]:
-    import datasets
-
-    try:
-        rows: Iterable[Any] = datasets.load_dataset(name, split=split)
-        return rows
-    except Exception as error:  # whatever the hub and the network raise
-        raise UserError(f"sql: {name}, split {split!r}, cannot be loaded from the hub: {_first_line(error)}") from None
-
-
-def _task(row: Any, where: str, number: int, root: Path, checked: set[Path]) -> Task:
+def _task(row: Any, where: str, number: int, index: int, root: Path, checked: set[Path]) -> Task:
     place = f"sql: {where}, row {number}"
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: a row is a mapping, not {type(row).__name__}")
@@ -123,7 +68,7 @@ def _task(row: Any, where: str, number: int, root: Path, checked: set[Path]) -> 
     relative = Path(DATABASE_FOLDERS.get(data, data), db_id, f"{db_id}.sqlite")
     _check_database(root / relative, f"{place}, field 'db_id'", checked)
     return Task(
-        id=f"{data}/{db_id}/{number}",
+        id=f"{data}/{db_id}/{index}",
         prompt=next(message["content"] for message in reversed(messages) if message["role"] == "user"),
         answer=gold,
         data={"db_id": db_id, "data": data, "database": relative.as_posix(), "messages": messages},
@@ -166,7 +111,3 @@ def _check_database(path: Path, place: str, checked: set[Path]) -> None:
     if header != _SQLITE_HEADER:
         raise UserError(f"{place}: {path} is not an SQLite database")
     checked.add(path)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
