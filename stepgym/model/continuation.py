@@ -34,6 +34,7 @@ class Turn:
         truncated: Whether it was cut by a length limit.
         tools: Tool schemas that were on offer.
         opener: The end of the prompt that left reasoning open; "" where none was.
+        reasoning_open: Whether it was answered inside reasoning (see `Prompt.reasoning_open`).
         appended: Whether the prompt was other than what the template would have written.
         prompt_ids, response_ids: int32 arrays, what was sent and returned; None where they are not kept.
     """
@@ -48,6 +49,7 @@ class Turn:
     appended: bool = False
     prompt_ids: Ids | None = None
     response_ids: Ids | None = None
+    reasoning_open: bool = False
 
 
 class Continuation:

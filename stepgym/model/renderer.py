@@ -3,13 +3,14 @@
 A conversation's first prompt is rendered by the chat template. Every later prompt *extends* what was sampled: the
 template says what comes between the end of the sampled turn and the next turn, only that is tokenised, and the
 sampled ids stand as they are. Where the template (or the agent) rewrites what came before, the prompt is rendered anew
-and says why; with `history: append` what was sampled stays all the same.
+and says why; with `history: append` what was sampled stays all the same. With `turns: continue` a conversation is one
+assistant turn, and later prompts are not rendered at all (`stepgym.model.open_turn`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from typing import Any, Literal
 
@@ -21,34 +22,19 @@ from stepgym.model.call_format import find_tool_support
 from stepgym.model.continuation import Continuation, Turn
 from stepgym.model.delimiters import Delimiters
 from stepgym.model.family import choose_family
-from stepgym.model.reasoning import ReasoningTags, find_reasoning
+from stepgym.model.open_turn import OpenTurn, check_turns
+from stepgym.model.prompt import Prompt
+from stepgym.model.reasoning import find_reasoning
 from stepgym.model.template import find_turn_end
 from stepgym.model.tool_calls import ParsedTurn
 from stepgym.model.turn_reader import TurnReader
+from stepgym.model.turn_writer import TurnWriter
 from stepgym.record.step import Ids
 
 __all__ = ["Prompt", "Renderer", "Turn"]
 
 History = Literal["template", "append"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """A prompt to sample from.
-
-    Attributes:
-        text: What the template made of the messages.
-        new_ids: int32 ids to add to the previous turn's prompt and response, or the whole prompt if not `extends`.
-        extends: Whether the previous turn's ids stay.
-        rendering: `first`, `extended`, `appended`, or why it was rendered anew (see `Step.rendering`).
-        opener: The end of the prompt that leaves reasoning open; "" where none is.
-    """
-
-    text: str
-    new_ids: Ids
-    extends: bool
-    rendering: str
-    opener: str = ""
+Turns = Literal["conversation", "continue"]
 
 
 class Renderer:
@@ -65,10 +51,13 @@ class Renderer:
         history: What becomes of earlier turns that the template would rewrite (by stripping their thinking, say).
             `template`: the template is followed, the prompt rendered anew. `append`: what was sampled stays, and
             what the template writes for the new messages is added.
+        turns: What a turn of the model is. `conversation`: a message of its own in the template. `continue`: a part of
+            one assistant turn, in which observations stand as they are: no roles, no terminator, no tools.
+        max_observation_tokens: Under `continue`, most ids of one observation; the rest is cut off. None: all stay.
 
     Attributes:
         kind: Who renders in the end: `template`, or the family's name.
-        history: As given.
+        history, turns, max_observation_tokens: As given.
         template: The chat template; `template.digest` names it.
         reasoning: The tags that the model thinks between; None for a template that knows no reasoning.
         terminator: Text of the token that ends an assistant's turn, `terminator_id` its id (None: there is none).
@@ -76,7 +65,7 @@ class Renderer:
             model's end of text.
 
     Raises:
-        UserError: The tokenizer has no chat template, or `kind` or `history` cannot be.
+        UserError: The tokenizer has no chat template, or a setting cannot be, alone or beside another.
     """
 
     def __init__(
@@ -88,11 +77,16 @@ class Renderer:
         today: date | None = None,
         kind: str = "auto",
         history: History = "template",
+        turns: Turns = "conversation",
+        max_observation_tokens: int | None = None,
     ) -> None:
         if history not in ("template", "append"):
             raise UserError(f"renderer.history: {history!r} is not known; it is template or append")
+        check_turns(turns, history, max_observation_tokens)
         self.tokenizer = tokenizer
         self.history: History = history
+        self.turns: Turns = turns
+        self.max_observation_tokens = max_observation_tokens
         self._fast: Any = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
         self._family, self.template = choose_family(
             kind,
@@ -111,6 +105,8 @@ class Renderer:
         self._delimiters = Delimiters(self._reader.delimiters, self.encode, self.decode)
         self._family_reads = self._family is not None and bool(self._tools.turn) and self._tools.format is None
         self._continuation = Continuation(self.template, self._reader, self._find_terminators())
+        self._writer = TurnWriter(self.template, self.reasoning, self._tools.with_ids, self._terminators.values())
+        self._open_turn = OpenTurn(self.encode, self.stop_token_ids, max_observation_tokens)
         self._anchored = self.terminator_id is not None and any(
             self.encode(self.terminator + text).tolist() != [self.terminator_id, *self.encode(text).tolist()]
             for text in ("x", " x", "\n", "\nx", "\n\nx")
@@ -170,26 +166,32 @@ class Renderer:
             messages: The whole conversation.
             tools: Tool schemas on offer.
             previous: The conversation's last turn; its messages and its answer must be how `messages` starts. None
-                renders the conversation from scratch.
+                renders the conversation from scratch, which under `turns: continue` opens a turn.
 
         Raises `UserError` when the template refuses the conversation, shows no tools, or writes calls in a format
-        that is not known.
+        that is not known, and for tools under `turns: continue`.
         """
         if tools:
             self._check_tools()
+        if previous is not None and self.turns == "continue":
+            goes_on = self._open_turn.prompt(messages, previous, reasoning_open=self._left_reasoning_open(previous))
+            if goes_on is not None:
+                return goes_on
         text = self.template.apply(messages, tools, to_sample=True)
         opener = self.opener(text)
-        if previous is None:
-            return Prompt(text, self._render(text, messages, tools), False, "first", opener)
+        is_open = bool(opener)
+        if previous is None or self.turns == "continue":
+            reason = "first" if previous is None else "turn_closed"
+            return Prompt(text, self._render(text, messages, tools), False, reason, opener, is_open)
         addition, reason = self._continuation.addition(text, tools, previous)
         if addition is not None:
             ids = self._extend(addition, messages, tools, previous)
-            return Prompt(text, ids, True, "appended" if previous.appended else "extended", opener)
+            return Prompt(text, ids, True, "appended" if previous.appended else "extended", opener, is_open)
         if self.history == "append" and reason != "tools_changed":
             stays = self._append(messages, tools, previous)
             if stays is not None:
-                return Prompt(text, stays, True, "appended", opener)
-        return Prompt(text, self._render(text, messages, tools), False, reason, opener)
+                return Prompt(text, stays, True, "appended", opener, is_open)
+        return Prompt(text, self._render(text, messages, tools), False, reason, opener, is_open)
 
     def generation_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """What the template adds to a conversation to sample from; "" for templates with nothing of their own.
@@ -202,7 +204,38 @@ class Renderer:
         """The end of a prompt that leaves reasoning open (`<think>\\n`, say); "" where none is."""
         return self.reasoning.opener(prompt_text) if self.reasoning is not None else ""
 
+    def _left_reasoning_open(self, previous: Turn) -> bool:
+        return previous.response_ids is not None and self.leaves_reasoning_open(
+            previous.message,
+            previous.response_ids,
+            opener=previous.opener,
+            reasoning_open=previous.reasoning_open,
+        )
+
+    def leaves_reasoning_open(
+        self, message: Mapping[str, Any], response_ids: Ids, *, opener: str = "", reasoning_open: bool = False
+    ) -> bool:
+        """Whether reasoning goes on where a response ends.
+
+        Args:
+            message: What the response was read as.
+            response_ids: int32 array [R] as the engine returned it.
+            opener, reasoning_open: As of the prompt that was answered.
+        """
+        # Reasoning that never ends leaves no content; so does one that ends with nothing after it, which ids tell.
+        if self.reasoning is None or message.get("reasoning_content") is None or message.get("content"):
+            return False
+        ended = len(response_ids) and int(response_ids[-1]) in self.stop_token_ids
+        spoken = response_ids[:-1] if ended else response_ids
+        whole = self.decode(spoken)
+        text = whole[: len(str(message.get("text") or "")) - len(opener)]
+        begin = opener or (self.reasoning.open if reasoning_open else "")
+        shadow = begin + self._delimiters.shadow(whole, spoken)[: len(text)]
+        return not self._reader.parse(begin + text, shadow).closed
+
     def _check_tools(self) -> None:
+        if self.turns == "continue":
+            raise UserError("turns: continue has no place for tool calls; use tag actions")
         if not self._tools.shown:
             raise UserError(
                 f"model {self.template.name}: the chat template does not show tools; "
@@ -281,6 +314,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]],
         id_prefix: str,
         opener: str = "",
+        reasoning_open: bool = False,
     ) -> tuple[Message, bool]:
         """The assistant message that response ids stand for, and whether they end in a turn's terminator.
 
@@ -293,7 +327,9 @@ class Renderer:
             tools: Tool schemas that were on offer; without any nothing is a tool call.
             id_prefix: Call ids are `{id_prefix}_{index}` where the model writes none.
             opener: What the prompt ended in that left reasoning open (`Prompt.opener`); `text` begins with it.
+            reasoning_open: Whether the response begins inside reasoning, with or without an opener before it.
         """
+        begin = opener or (self.reasoning.open if reasoning_open and self.reasoning is not None else "")
         spoken, ended = response_ids, False
         if len(spoken) and int(spoken[-1]) in self.stop_token_ids:
             ended = int(spoken[-1]) in self._terminators
@@ -301,12 +337,12 @@ class Renderer:
         whole = self.decode(spoken)
         text = _cut_after_stop(whole, stop)
         if self._family_reads:
-            parsed = self._read_with_family(spoken, text, len(text) < len(whole), tools, id_prefix, opener)
-        elif not opener and self._reader.is_plain(text, tools=bool(tools)):
+            parsed = self._read_with_family(spoken, text, len(text) < len(whole), tools, id_prefix, begin)
+        elif not begin and self._reader.is_plain(text, tools=bool(tools)):
             parsed = ParsedTurn(text)
         else:
-            shadow = opener + self._delimiters.shadow(whole, spoken)[: len(text)]
-            parsed = self._reader.parse(opener + text, shadow, tools=tools, id_prefix=id_prefix)
+            shadow = begin + self._delimiters.shadow(whole, spoken)[: len(text)]
+            parsed = self._reader.parse(begin + text, shadow, tools=tools, id_prefix=id_prefix)
         return _message(opener + text, parsed), ended
 
     def _read_with_family(
@@ -332,73 +368,44 @@ class Renderer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         stop: Sequence[str] = (),
+        prompt: Prompt | None = None,
     ) -> Ids:
         """int32 ids that a model would have sampled to say `message`.
 
         They are its text and, unless a stop string ends it, the terminator. A message with tool calls or reasoning and
-        no `text` is written as the template writes it. Reasoning that the generation prompt opened is closed first.
+        no `text` is written as the template writes it. Reasoning that is open is closed first.
 
-        Raises `UserError` for a message that the template does not write where its generation prompt says it stands.
+        Args:
+            messages: The whole conversation.
+            message: What to say.
+            tools: Tool schemas on offer.
+            stop: Strings that end the response.
+            prompt: The prompt that is answered; None: the one that `messages` are rendered to from scratch.
+
+        Raises `UserError` for a message that the template does not write where its generation prompt says it stands,
+        and for tool calls under `turns: continue`.
         """
         if isinstance(message, str):
             message = {"role": "assistant", "content": message, "text": message}
-        opener = self.opener(self.template.apply(messages, tools, to_sample=True)) if self.reasoning else ""
-        written = bool(message.get("tool_calls") or message.get("reasoning_content"))
-        if "text" in message or not written:
-            text = str(message.get("text", message.get("content") or ""))
-            text = self._after_opener(text, opener)
+        if self.turns == "continue" and message.get("tool_calls"):
+            self._check_tools()
+        if prompt is not None:
+            opener, is_open = prompt.opener, prompt.reasoning_open
         else:
-            text = self._as_template_writes(messages, self._tools.with_ids(message), tools, opener)
+            opener = self.opener(self.template.apply(messages, tools, to_sample=True)) if self.reasoning else ""
+            is_open = bool(opener)
+        text = self._writer.text(
+            messages,
+            message,
+            tools,
+            opener=opener,
+            reasoning_open=is_open,
+            in_open_turn=prompt is not None and prompt.in_open_turn,
+        )
         ids = self.encode(text)
         if (stop and text.endswith(tuple(stop))) or (len(ids) and int(ids[-1]) in self.stop_token_ids):
             return ids
         return self.encode(text + self.terminator)
-
-    def _after_opener(self, text: str, opener: str) -> str:
-        """What is left to say of a turn's text when the prompt has opened the reasoning already."""
-        if not opener or self.reasoning is None:
-            return text
-        if text.startswith(opener):
-            return text[len(opener) :]
-        if text.lstrip().startswith(self.reasoning.open):
-            return text.lstrip()[len(self.reasoning.open) :].lstrip("\n")
-        return f"\n{self.reasoning.close}\n\n{text}"
-
-    def _as_template_writes(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        message: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]],
-        opener: str,
-    ) -> str:
-        head = self.template.apply(messages, tools, to_sample=True)
-        closed = self.template.apply([*messages, message], tools, to_sample=False)
-        if closed.startswith(head):
-            return self._without_terminator(closed[len(head) :])
-        bare = head[: len(head) - len(opener)]
-        if self.reasoning is not None and closed.startswith(bare):  # the template strips or skips the reasoning
-            said = _without_reasoning(self._without_terminator(closed[len(bare) :]), self.reasoning)
-            thought = str(message.get("reasoning_content") or "")
-            if not opener:
-                return f"{self.reasoning.open}\n{thought}\n{self.reasoning.close}\n\n{said}" if thought else said
-            return f"{thought}\n{self.reasoning.close}\n\n{said}"
-        raise UserError("the chat template does not write a turn where its generation prompt says it stands")
-
-    def _without_terminator(self, turn: str) -> str:
-        for terminator in self._terminators.values():
-            before, found, after = turn.rpartition(terminator)
-            if found and not after.strip():
-                return before
-        return turn
-
-
-def _without_reasoning(turn: str, tags: ReasoningTags) -> str:
-    """What a template writes of a turn after its reasoning, which may be empty, or only closed."""
-    text = turn.lstrip("\n")
-    if text.startswith((tags.open, tags.close)):
-        _, closed, rest = text.partition(tags.close)
-        return rest.lstrip("\n") if closed else turn
-    return turn
 
 
 def _cut_after_stop(text: str, stop: Sequence[str]) -> str:

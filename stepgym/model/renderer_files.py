@@ -1,7 +1,7 @@
 """A renderer on disk: its tokenizer, and everything that its prompts depend on. With it a run explains itself.
 
 The folder holds what `tokenizer.save_pretrained` writes, and `renderer.json`: the chat template, its variables, its
-date, and how the renderer works (`kind`, `history`).
+date, and how the renderer works (`kind`, `history`, `turns`, `max_observation_tokens`).
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def renderer_settings(renderer: Renderer) -> dict[str, Any]:
     return {
         "kind": renderer.kind,
         "history": renderer.history,
+        "turns": renderer.turns,
+        "max_observation_tokens": renderer.max_observation_tokens,
         "chat_template": template.source,
         "chat_template_kwargs": template.kwargs,
         "template_date": template.today.isoformat(),
@@ -107,6 +109,8 @@ def _make(tokenizer: Any, settings: Mapping[str, Any], day: date) -> Renderer:
         tokenizer,
         kind=kind,
         history=settings.get("history", "template"),
+        turns=settings.get("turns", "conversation"),
+        max_observation_tokens=settings.get("max_observation_tokens"),
         # The library's renderers stand for a model's own template and take no other.
         chat_template=None if kind not in ("auto", "template") or source == own else source,
         chat_template_kwargs=settings.get("chat_template_kwargs") or {},

@@ -24,7 +24,8 @@ LOGPROBS_MISSING = "logprobs_missing"
 PREFIX_MISMATCH = "prefix_mismatch"
 BRANCHED = "branched"
 
-_REASONLESS = ("", "first", "extended")
+_EXTENDING = ("extended", "continued")
+_REASONLESS = ("", "first", *_EXTENDING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +91,10 @@ class MergeReport:
         tokens_after: Tokens of all sequences.
         mismatches: Why a sequence had to start although its conversation had begun before, by reason: what the
             renderer said (`template_rewrote_history`, `thinking_stripped`, `agent_rewrote_history`,
-            `truncated_turn`), `logprobs_missing` (one step has logprobs and the other has None), `branched` (the step
-            agrees with what came before it, which another step has already continued), or else `prefix_mismatch`.
-            The start of another conversation (a sub-agent, whose first prompt is rendered as `first` or shares no
-            token with an earlier step) is no mismatch.
+            `truncated_turn`, `turn_reopened`, `turn_closed`), `logprobs_missing` (one step has logprobs and the other
+            has None), `branched` (the step agrees with what came before it, which another step has already
+            continued), or else `prefix_mismatch`. The start of another conversation (a sub-agent, whose first prompt
+            is rendered as `first` or shares no token with an earlier step) is no mismatch.
     """
 
     steps: int = 0
@@ -211,7 +212,7 @@ def _reason(step: Step, shared: NDArray[np.int64], *, lost_logprobs: bool) -> st
         return step.rendering
     if step.rendering == "first" or not shared.any():
         return ""
-    if step.rendering == "extended" or shared.max() == len(_ids(step.prompt_ids)):
+    if step.rendering in _EXTENDING or shared.max() == len(_ids(step.prompt_ids)):
         return BRANCHED
     return PREFIX_MISMATCH
 

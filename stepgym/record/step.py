@@ -70,11 +70,14 @@ class Step:
         rendering: How the prompt came about. `first`: rendered from scratch, to begin a conversation. `extended`: what
             was sent and sampled before, plus new tokens, which says what the template says of the whole conversation.
             `appended`: extended too, where the template would have rewritten earlier turns (`history: append`), in
-            this turn or before. All else is a reason for which the prompt was rendered anew: `thinking_stripped` (the
-            template leaves out earlier reasoning), `template_rewrote_history` (it writes earlier messages in another
-            way), `truncated_turn` (a turn that was cut off is not written as it was sampled), `tools_changed` (other
-            tools on offer), `agent_rewrote_history` (the agent's messages are not those of the record). Empty where
-            unknown (steps made by hand).
+            this turn or before. `continued`: what was sent and sampled before, plus the observation, inside the open
+            assistant turn (`turns: continue`); `turn_reopened`: the same, without the stop token in which the model
+            had ended its response. All else is a reason for which the prompt was rendered anew: `thinking_stripped`
+            (the template leaves out earlier reasoning), `template_rewrote_history` (it writes earlier messages in
+            another way), `truncated_turn` (a turn that was cut off is not written as it was sampled), `tools_changed`
+            (other tools on offer), `agent_rewrote_history` (the agent's messages are not those of the record),
+            `turn_closed` (a message that is not the user's ends an open turn). Empty where unknown (steps made by
+            hand).
         sampling: How the response was sampled; None where unknown.
         stop: Strings that would have ended the response.
         max_tokens: Most tokens that were asked for; None where unknown.

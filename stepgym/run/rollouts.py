@@ -21,6 +21,7 @@ from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import EnvError, StepgymError, UserError
 from stepgym.model.engines.base import ChatEngine, Engine
 from stepgym.model.engines.scripted import ScriptedEngine
+from stepgym.model.open_turn import refuse_for_chat
 from stepgym.model.renderer import Renderer
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.step import Sampling
@@ -218,7 +219,9 @@ class _Rollout:
 
         def encode(message: Mapping[str, Any] | str) -> Any:
             played = episode()
-            return renderer.encode_response(played.messages, message, tools=played.tools, stop=played.stop)
+            return renderer.encode_response(
+                played.messages, message, tools=played.tools, stop=played.stop, prompt=played.session.prompt
+            )
 
         script = env.get_wrapper_attr("expert")(task, **(self.expert or {}))
         return ScriptedEngine(script, encode=encode, tokenizer=renderer.tokenizer)
@@ -263,13 +266,16 @@ async def rollout_stream(
         tally: Running totals to add to.
 
     Raises:
-        UserError: The environment, its config or the model's template cannot work, or two tasks have one id.
+        UserError: The environment, its config or the model's template cannot work, the engine cannot do what the
+            renderer is set to, or two tasks have one id.
         RunStoppedError: Too large a share of attempts failed by infrastructure.
     """
     if engine is None and expert is None:
         raise ValueError("rollout needs an engine, or the options of an expert")
     if renderer is None and isinstance(engine, Engine):
         renderer = Renderer(engine.tokenizer)
+    if renderer is not None and isinstance(engine, ChatEngine):
+        refuse_for_chat(renderer.turns, renderer.history)
     run = _Rollout(
         source=EnvSource.of(env, **(env_config or {})),
         engine=engine,
@@ -420,5 +426,7 @@ def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None, c
         found |= {"model": engine.model, "engine": engine.kind}
     if renderer is not None:
         found |= {"template": renderer.template.digest, "template_date": renderer.template.today.isoformat()}
-        found |= {"renderer": renderer.kind, "history": renderer.history}
+        found |= {"renderer": renderer.kind, "history": renderer.history, "turns": renderer.turns}
+        if renderer.max_observation_tokens is not None:
+            found["max_observation_tokens"] = renderer.max_observation_tokens
     return found

@@ -15,10 +15,13 @@ import numpy as np
 from stepgym.env.messages import Message
 from stepgym.errors import ContextOverflow, EngineError, EngineTimeout, StepgymError
 from stepgym.model.engines.base import ChatCompletion, ChatEngine, Completion, Engine
+from stepgym.model.open_turn import refuse_for_chat
+from stepgym.model.prompt import Prompt
 from stepgym.model.renderer import Renderer, Turn
 from stepgym.model.tool_calls import check_wire_calls
 from stepgym.record.step import Sampling, Step, StepStatus
 from stepgym.record.token_buffer import TokenBuffer
+from stepgym.run.conversation import Conversation, copy_message, same_message, wire_message
 from stepgym.seeds import derive_seed
 
 LogprobsKind: TypeAlias = Literal["processed", "raw", "unknown"]
@@ -39,22 +42,6 @@ class SessionLimits:
     engine_timeout: float | None = 600.0
 
 
-@dataclass(slots=True, eq=False)
-class _Conversation:
-    """A conversation as it stood after one of its turns; any later call may go on from there.
-
-    `messages` are copies, so that nothing an agent or an environment does to its own changes the record. `ids` holds,
-    up to `length`, the ids from the first prompt to the last response. The text of a turn that another call went on
-    from is let go, as texts of every turn would take memory quadratic in turns; a second call renders it again.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    turn: Turn | None
-    ids: TokenBuffer
-    length: int
-    step: int
-
-
 class Session:
     """Chats with the model and records one `Step` for every turn.
 
@@ -72,6 +59,10 @@ class Session:
     Attributes:
         steps: The turns so far, in the order they were answered.
         failure: The error that ended the session, or None.
+        prompt: What the engine is asked to answer, or was asked last; None before, and for a `ChatEngine`.
+
+    Raises:
+        UserError: A `ChatEngine` with a renderer that goes on from ids (`turns: continue`, `history: append`).
     """
 
     def __init__(
@@ -85,6 +76,8 @@ class Session:
     ) -> None:
         if isinstance(engine, Engine) and renderer is None:
             raise ValueError("an engine that takes token ids needs a renderer")
+        if isinstance(engine, ChatEngine) and renderer is not None:
+            refuse_for_chat(renderer.turns, renderer.history)
         self.engine = engine
         self.renderer = renderer
         self.sampling = sampling or Sampling()
@@ -92,7 +85,8 @@ class Session:
         self.seed = seed
         self.steps: list[Step] = []
         self.failure: StepgymError | None = None
-        self._conversations: list[_Conversation] = []
+        self.prompt: Prompt | None = None
+        self._conversations: list[Conversation] = []
         self._said: dict[
             int, tuple[Message, Mapping[str, Any]]
         ] = {}  # by id of the message that was returned: it, and its copy
@@ -144,7 +138,7 @@ class Session:
     def step_index(self, message: Mapping[str, Any]) -> int | None:
         """Index of the last step of the conversation that holds `message`; None if no step said it."""
         _, copy = self._said.get(id(message), (None, None))
-        for same, one in ((operator.is_, copy), (_same, message)):
+        for same, one in ((operator.is_, copy), (same_message, message)):
             for conversation in reversed(self._conversations):
                 if one is not None and any(same(said, one) for said in reversed(conversation.messages)):
                     return conversation.step
@@ -178,7 +172,7 @@ class Session:
     async def _token_turn(
         self,
         engine: Engine,
-        conversation: _Conversation | None,
+        conversation: Conversation | None,
         news: tuple[Mapping[str, Any], ...],
         tools: Sequence[Mapping[str, Any]],
         stop: Sequence[str],
@@ -190,10 +184,10 @@ class Session:
         started = time.perf_counter()
         messages = [*(conversation.messages if conversation else ()), *news]
         rewrote = self._rewrote(news)
-        previous = _last_turn(conversation, renderer) if conversation and not rewrote else None
+        previous = conversation.last_turn(renderer) if conversation and not rewrote else None
         prompt = renderer.prompt(messages, tools, previous)
         if conversation is not None and prompt.extends:
-            ids = _going_on(conversation)
+            ids = conversation.going_on()
         else:
             ids = TokenBuffer(2 * len(prompt.new_ids) + limit)
         prompt_length = len(ids) + len(prompt.new_ids)
@@ -202,6 +196,7 @@ class Session:
         prompt_ids = ids.prefix(prompt_length)
 
         asked = time.perf_counter()
+        self.prompt = prompt
         completion = await self._within_time(
             engine.generate(
                 prompt_ids,
@@ -216,12 +211,17 @@ class Session:
         response_ids = np.asarray(completion.response_ids, dtype=np.int32)
         ids.append(response_ids)
         message, ended = renderer.read(
-            response_ids, stop=stop, tools=tools, id_prefix=f"call_{number}", opener=prompt.opener
+            response_ids,
+            stop=stop,
+            tools=tools,
+            id_prefix=f"call_{number}",
+            opener=prompt.opener,
+            reasoning_open=prompt.reasoning_open,
         )
         aborted = completion.finish_reason == "abort"
         cut = aborted or completion.finish_reason == "length"
         status: StepStatus = "truncated" if cut else "malformed" if message.get("invalid_tool_calls") else "ok"
-        said = _copy(message)
+        said = copy_message(message)
         self._record(
             message,
             Step(
@@ -259,6 +259,7 @@ class Session:
                 appended=prompt.rendering == "appended",
                 prompt_ids=prompt_ids,
                 response_ids=response_ids,
+                reasoning_open=prompt.reasoning_open,
             ),
             ids,
         )
@@ -288,7 +289,7 @@ class Session:
     async def _chat_turn(
         self,
         engine: ChatEngine,
-        conversation: _Conversation | None,
+        conversation: Conversation | None,
         news: tuple[Mapping[str, Any], ...],
         tools: Sequence[Mapping[str, Any]],
         stop: Sequence[str],
@@ -299,7 +300,7 @@ class Session:
         asked = time.perf_counter()
         completion: ChatCompletion = await self._within_time(
             engine.chat(
-                [_wire(message) for message in messages],
+                [wire_message(message) for message in messages],
                 self.sampling,
                 max_tokens=limit,
                 tools=tools,
@@ -325,7 +326,7 @@ class Session:
                 status="truncated" if cut else "malformed" if invalid else "ok",
                 finish_reason=completion.finish_reason,
                 new_messages=news,
-                message=_copy(message),
+                message=copy_message(message),
                 sampling=_sampled_by(self.sampling, "unknown"),
                 stop=tuple(stop),
                 max_tokens=limit,
@@ -345,23 +346,23 @@ class Session:
 
     # ---- shared -------------------------------------------------------------------------------------------------
 
-    def _find(self, messages: Sequence[Mapping[str, Any]]) -> _Conversation | None:
+    def _find(self, messages: Sequence[Mapping[str, Any]]) -> Conversation | None:
         """The longest conversation that `messages` goes on with; the latest of several."""
-        best: _Conversation | None = None
+        best: Conversation | None = None
         for conversation in reversed(self._conversations):
             longer = best is None or len(conversation.messages) > len(best.messages)
-            if longer and _starts(messages, conversation.messages):
+            if longer and conversation.starts(messages):
                 best = conversation
         return best
 
     def _news(
-        self, messages: Sequence[Mapping[str, Any]], conversation: _Conversation | None
+        self, messages: Sequence[Mapping[str, Any]], conversation: Conversation | None
     ) -> tuple[Mapping[str, Any], ...]:
         """Copies of the messages that a conversation has not had yet; of its own turns the copies that it has."""
         news = []
         for message in messages[len(conversation.messages) if conversation else 0 :]:
             _, said = self._said.get(id(message), (None, None))
-            news.append(said if said is not None and said == message else _copy(message))
+            news.append(said if said is not None and said == message else copy_message(message))
         return tuple(news)
 
     def _rewrote(self, news: Sequence[Mapping[str, Any]]) -> bool:
@@ -385,43 +386,16 @@ class Session:
         returned: Message,
         step: Step,
         messages: Sequence[Mapping[str, Any]],
-        conversation: _Conversation | None,
+        conversation: Conversation | None,
         turn: Turn | None,
         ids: TokenBuffer,
     ) -> None:
         assert step.message is not None
-        if conversation is not None and conversation.turn is not None:
-            conversation.turn = replace(conversation.turn, prompt_text="")
+        if conversation is not None:
+            conversation.let_text_go()
         self.steps.append(step)
         self._said[id(returned)] = (returned, step.message)
-        self._conversations.append(_Conversation([*messages, step.message], turn, ids, len(ids), len(self.steps) - 1))
-
-
-def _last_turn(conversation: _Conversation, renderer: Renderer) -> Turn | None:
-    turn = conversation.turn
-    if turn is None or turn.prompt_text:
-        return turn
-    return replace(turn, prompt_text=renderer.template.apply(turn.messages, turn.tools, to_sample=True))
-
-
-def _copy(value: Any) -> Any:
-    """A copy of a message, or of what is in it, as deep as JSON goes."""
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _starts(messages: Sequence[Mapping[str, Any]], beginning: Sequence[Mapping[str, Any]]) -> bool:
-    return len(messages) >= len(beginning) and all(map(_same, messages, beginning))
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two messages say the same on the wire; our own fields may have been left out by the agent."""
-    return one is other or one == other or _wire(one) == _wire(other)
-
-
-def _wire(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in ("text", "invalid_tool_calls")}
+        self._conversations.append(Conversation([*messages, step.message], turn, ids, len(ids), len(self.steps) - 1))
 
 
 @cache
@@ -437,12 +411,3 @@ def _logprobs(completion: Completion) -> Any:
             f"the engine returned {len(completion.logprobs)} logprobs for {len(completion.response_ids)} tokens"
         )
     return np.asarray(completion.logprobs, dtype=np.float32)
-
-
-def _going_on(conversation: _Conversation) -> TokenBuffer:
-    """The conversation's ids, to be added to: its own buffer, or a copy where another call went on from it already."""
-    if len(conversation.ids) == conversation.length:
-        return conversation.ids
-    fork = TokenBuffer(2 * conversation.length)
-    fork.append(conversation.ids.prefix(conversation.length))
-    return fork
