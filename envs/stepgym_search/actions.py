@@ -21,7 +21,6 @@ ActionName: TypeAlias = Literal["search", "answer"]
 STOP = ("</search>", "</answer>")
 
 _CLOSING = re.compile(r"</(search|answer)>")
-_ANSWER_END = "</answer>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +31,11 @@ class TagAction:
     text: str
 
 
-def cut_at_stop(text: str) -> str:
-    """The text up to and including the first `</search>` or `</answer>`: what was written before generation stopped."""
-    closing = _CLOSING.search(text)
-    return text if closing is None else text[: closing.end()]
-
-
 def parse_action(text: str) -> TagAction | None:
     """The action that a turn ends in, or None.
 
-    What is searched or answered stands between the first closing tag and the opening tag nearest before it, so that a
-    tag mentioned in the reasoning does no harm.
+    Generation stops at the first closing tag, and what overshoots it is not looked at. What is searched or answered
+    stands between that tag and the opening tag nearest before it, so that a tag named in the reasoning does no harm.
     """
     closing = _CLOSING.search(text)
     if closing is None:
@@ -55,8 +48,9 @@ def parse_action(text: str) -> TagAction | None:
 
 
 def last_answer(text: str) -> str | None:
-    """What stands in the last `<answer>…</answer>` of a text, or None."""
-    end = text.rfind(_ANSWER_END)
+    """What stands in the last `<answer>…</answer>` of a text, or None. Reasoning, up to `</think>`, is left out."""
+    text = text.rpartition("</think>")[2]
+    end = text.rfind("</answer>")
     opening = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return None if opening < 0 else text[opening + len("<answer>") : end].strip()
 
