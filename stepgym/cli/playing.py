@@ -19,7 +19,7 @@ from stepgym.run.rollouts import collect
 from stepgym.run.statistics import Evaluation, summarize
 from stepgym.run.tally import Tally
 from stepgym.train.recipe import Recipe
-from stepgym.train.setup import env_source, load_model, make_agent, make_engine, make_renderer
+from stepgym.train.setup import env_source, load_model, make_agent, make_engine, make_renderer, renderer_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ async def _play(
             engine.on_progress = display.doing
             await engine.open()
             try:
-                renderer = make_renderer(plan.renderer, engine.tokenizer) if isinstance(engine, Engine) else None
+                renderer = renderer_for(plan.renderer, engine)
                 if renderer is not None:
                     renderer = folder.keep_renderer(renderer)
                 begin()

@@ -20,6 +20,8 @@ from stepgym.config import (
 from stepgym.env.registry import env_class
 from stepgym.errors import UserError
 from stepgym.model.engines import ENGINES
+from stepgym.model.engines.base import ChatEngine
+from stepgym.model.open_turn import check_turns, refuse_for_chat
 from stepgym.plugins import Registry
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.step import Sampling
@@ -78,6 +80,9 @@ class RendererConfig(_Section):
             the model's own template, else that template; `template`: the template; or a family's name (`qwen3`).
         history: What becomes of earlier turns that the template would rewrite, by stripping their thinking, say.
             `template`: the template is followed; `append`: what was sampled stays.
+        turns: What a turn of the model is. `conversation`: a message of its own; `continue`: a part of one assistant
+            turn, in which observations stand as they are (as Search-R1 was published).
+        max_observation_tokens: Under `turns: continue`, most tokens of one observation; null: all stay.
         chat_template: A Jinja file that replaces the model's own template.
         chat_template_kwargs: Variables for the template, such as `enable_thinking`.
         template_date: What a template that asks for the date is told; null: the day the run started.
@@ -85,6 +90,8 @@ class RendererConfig(_Section):
 
     kind: str = "auto"
     history: Literal["template", "append"] = "template"
+    turns: Literal["conversation", "continue"] = "conversation"
+    max_observation_tokens: int | None = Field(default=None, ge=1)
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     template_date: date | None = None
@@ -278,6 +285,7 @@ def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
     agent: Any = _get(AGENTS, recipe.agent["kind"], f"{where}: agent.kind")
     validate_kwargs(agent, _without_kind(recipe.agent), f"{where}: agent")
     engine_fields(recipe, where=f"{where}: ")
+    _check_renderer(recipe, where)
     try:
         found: Any = env_class(recipe.env_kind)
     except UserError as error:
@@ -285,6 +293,18 @@ def check_recipe(fields: Mapping[str, Any], where: Path) -> Recipe:
     validate_kwargs(found, recipe.env_config, f"{where}: env")
     _ = recipe.outcome_policy
     return _with_absolute_paths(recipe, where.parent)
+
+
+def _check_renderer(recipe: Recipe, where: Path) -> None:
+    """Refuse settings of the renderer that do not go together, or that the engine has no ids for."""
+    renderer = recipe.renderer
+    engine: Any = ENGINES.get(recipe.engine["kind"])
+    try:
+        check_turns(renderer.turns, renderer.history, renderer.max_observation_tokens)
+        if issubclass(engine, ChatEngine):
+            refuse_for_chat(renderer.turns, renderer.history)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def engine_fields(recipe: Recipe, *, where: str = "") -> dict[str, Any]:
@@ -320,8 +340,20 @@ def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
         changes["renderer"] = recipe.renderer.model_copy(update={"chat_template": template})
     for section in ("env", "engine"):
         config = getattr(recipe, section)
-        changes[section] = {k: _absolute(v, folder) if _is_path(k) else v for k, v in config.items()}
+        changes[section] = _with_paths_in(config, folder)
     return recipe.model_copy(update=changes)
+
+
+def _with_paths_in(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A section of the recipe, and the sections inside it (`env.retriever`), with absolute paths."""
+    return {
+        name: _with_paths_in(value, folder)
+        if isinstance(value, Mapping)
+        else _absolute(value, folder)
+        if _is_path(name)
+        else value
+        for name, value in config.items()
+    }
 
 
 def _is_path(name: str) -> bool:

@@ -18,6 +18,7 @@ from stepgym.env.worker import threads
 from stepgym.errors import UserError
 from stepgym.model.engines import ENGINES
 from stepgym.model.engines.base import ChatEngine, Engine
+from stepgym.model.open_turn import refuse_for_chat
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym.model.renderer import Renderer
 from stepgym.run import AGENTS
@@ -58,7 +59,20 @@ def make_renderer(config: RendererConfig, tokenizer: Any) -> Renderer:
         today=config.template_date,
         kind=config.kind,
         history=config.history,
+        turns=config.turns,
+        max_observation_tokens=config.max_observation_tokens,
     )
+
+
+def renderer_for(config: RendererConfig, engine: Engine | ChatEngine) -> Renderer | None:
+    """The renderer for an engine; None for one that speaks only chat, which has no use for it.
+
+    Raises `UserError` as `make_renderer`, and for settings that such an engine cannot follow.
+    """
+    if isinstance(engine, Engine):
+        return make_renderer(config, engine.tokenizer)
+    refuse_for_chat(config.turns, config.history)
+    return None
 
 
 async def make_engine(recipe: Recipe, source: EnvSource) -> Engine | ChatEngine:

@@ -86,6 +86,41 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     assert engine_fields(recipe)["model"] == str(home / "model")
 
 
+def test_paths_in_sections_inside_a_section_are_relative_to_the_recipe_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from colours import Colours
+
+    class Sorted(Colours):
+        """Colours that are looked up."""
+
+        def __init__(self, *, shelf: dict[str, Any] | None = None) -> None:
+            super().__init__()
+            self.shelf = shelf
+
+    monkeypatch.setattr("stepgym.train.recipe.env_class", lambda kind: Sorted)
+    (tmp_path / "shelves" / "deep").mkdir(parents=True)
+    shelf = {"index_path": "shelves", "model": "hub/name", "kind": "shelves", "inner": {"data_root": "shelves/deep"}}
+    recipe = check_recipe({**SMALL, "env": {"kind": "sorted", "shelf": shelf}}, tmp_path / "r.yaml")
+    assert recipe.env_config["shelf"] == {
+        "index_path": str(tmp_path / "shelves"),
+        "model": "hub/name",
+        "kind": "shelves",
+        "inner": {"data_root": str(tmp_path / "shelves" / "deep")},
+    }
+
+
+def test_turns_are_set_and_refused_where_they_cannot_be() -> None:
+    renderer = check(renderer={"turns": "continue", "max_observation_tokens": 500}).renderer
+    assert (renderer.turns, renderer.max_observation_tokens) == ("continue", 500)
+    assert check().renderer.turns == "conversation"
+    hosted = {"kind": "chat", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
+    assert check(engine=hosted).renderer.history == "template"
+    for setting in ({"turns": "continue"}, {"history": "append"}):
+        with pytest.raises(UserError, match=r"renderer.*needs an engine that takes token ids"):
+            check(engine=hosted, renderer=setting)
+
+
 def test_the_digest_is_that_of_what_it_says(tmp_path: Path) -> None:
     one, two = tmp_path / "a.yaml", tmp_path / "b.yaml"
     one.write_text("env: {kind: sql}\nmodel: {kind: tiny, width: 64}\n")
@@ -125,6 +160,10 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         ({"budget": {"iterations": 1.5}}, "budget.iterations"),
         ({"renderer": {"template_date": "soon"}}, "renderer.template_date"),
         ({"renderer": {"history": "keep"}}, "renderer.history"),
+        ({"renderer": {"turns": "one"}}, "renderer.turns"),
+        ({"renderer": {"max_observation_tokens": 5}}, "set turns: continue"),
+        ({"renderer": {"turns": "continue", "max_observation_tokens": 0}}, "renderer.max_observation_tokens"),
+        ({"renderer": {"turns": "continue", "history": "append"}}, "append has no place under turns: continue"),
         ({"warm_start": {}}, "'tasks' is missing"),
     ],
 )

@@ -22,7 +22,15 @@ from stepgym.model.tiny import build_tiny_tokenizer
 from stepgym.run.agent import ChatAgent
 from stepgym.run.env_source import EnvSource
 from stepgym.train.recipe import Recipe, RendererConfig, check_recipe
-from stepgym.train.setup import expert_texts, load_model, make_agent, make_engine, make_renderer, set_threads
+from stepgym.train.setup import (
+    expert_texts,
+    load_model,
+    make_agent,
+    make_engine,
+    make_renderer,
+    renderer_for,
+    set_threads,
+)
 
 MODEL = {
     "kind": "tiny",
@@ -181,3 +189,17 @@ def load_model_folder(folder: Path) -> tuple[Any, Any]:
 def test_threads_are_those_of_the_recipe() -> None:
     set_threads(recipe(threads=1))
     assert torch.get_num_threads() == 1
+
+
+def test_an_engine_that_speaks_only_chat_has_no_renderer_and_cannot_go_on_from_ids() -> None:
+    hosted = OpenAIChatEngine(base_url="http://127.0.0.1:1/v1", model="m")
+    assert renderer_for(RendererConfig(), hosted) is None
+    for config in (RendererConfig(turns="continue"), RendererConfig(history="append")):
+        with pytest.raises(UserError, match="needs an engine that takes token ids"):
+            renderer_for(config, hosted)
+
+
+def test_a_renderer_has_the_turns_of_its_config() -> None:
+    config = RendererConfig(turns="continue", max_observation_tokens=7)
+    made = make_renderer(config, build_tiny_tokenizer(["word"]))
+    assert (made.turns, made.max_observation_tokens) == ("continue", 7)
