@@ -44,8 +44,9 @@ def test_brief_has_the_contents_as_they_are() -> None:
 
 def test_invalid_actions_to_the_letter() -> None:
     sentence = (
-        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If "
-        "I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+        "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+        "Let me try again.\n"
     )
     assert invalid_action("search-r1") == invalid_action("skyrl") == sentence
     assert len(invalid_action("brief")) < 60
