@@ -197,10 +197,10 @@ class BatchedSearch:
         found: dict[str, list[Document] | RetrieverError] = {}
         for query in queries:
             answer = found[query] = self._found([query], k)[query]
-            if isinstance(answer, list | QueryRefused):
+            if isinstance(answer, list):
                 continue
             in_vain = len(found) == TRIES_ALONE and not any(isinstance(a, list) for a in found.values())
-            if in_vain or not isinstance(answer, _Broke):
+            if in_vain or not isinstance(answer, _Broke | QueryRefused):
                 return {**dict.fromkeys(queries, answer), **found}
         return found
 

@@ -1,0 +1,1 @@
+"""A retrieval server: any retriever behind Search-R1's `/retrieve`."""
