@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
+from stepgym_search.document import Document
 
 PASSAGES = {
     "velor": '"Velor"\nVelor was a poet. He was born in Narn and died in Ost.',
@@ -30,3 +35,72 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.dumps({"id": name, "contents": contents}) for name, contents in PASSAGES.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+# ---- retrieval servers that really listen ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def retrieval_servers() -> ModuleType:
+    """The module tests/servers/retrieval.py; tests are no package, so it is loaded by its path."""
+    path = Path(__file__).parents[2] / "servers" / "retrieval.py"
+    spec = importlib.util.spec_from_file_location("stepgym_test_servers_retrieval", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def serve_app(retrieval_servers: ModuleType) -> Iterator[Callable[..., Any]]:
+    """`serve_app(app)` serves an application until the test ends, or until `.stop()`; it has a `.url`."""
+    running: list[Any] = []
+
+    def serve(app: Any) -> Any:
+        running.append(retrieval_servers.serve(app))
+        return running[-1]
+
+    yield serve
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def raw_server(retrieval_servers: ModuleType) -> Iterator[Callable[..., Any]]:
+    """`raw_server(behave)` starts a server that does what it is told to; see tests/servers/retrieval.py."""
+    running: list[Any] = []
+
+    def start(behave: Any) -> Any:
+        running.append(retrieval_servers.RawServer(behave))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+class Echo:
+    """A retriever whose every passage says which query found it; `fail` is raised instead where it is set."""
+
+    needs_corpus: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.fail: BaseException | None = None
+        self.before: Callable[[Sequence[str]], None] = lambda queries: None
+        self.batches: list[list[str]] = []
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
+        self.batches.append(list(queries))
+        self.before(queries)
+        if self.fail is not None:
+            raise self.fail
+        return [[Document(f"{i}", f'"{query}"\nText {i}.', 1.0 / (i + 1)) for i in range(k)] for query in queries]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
