@@ -1,0 +1,221 @@
+"""The questions about an encyclopedia, with golden answers that its articles prove; each made when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeAlias, overload
+
+from stepgym.env.task import Task
+from stepgym.errors import UserError
+from stepgym.seeds import derive_seed
+from stepgym_search.encyclopedia.candidates import Candidate
+from stepgym_search.encyclopedia.config import EncyclopediaConfig
+from stepgym_search.encyclopedia.dates import Day, spellings
+from stepgym_search.encyclopedia.draws import Stream, permute
+from stepgym_search.encyclopedia.relations import RELATIONS, UNKNOWN, UNKNOWN_RULE, Relation
+from stepgym_search.encyclopedia.splits import SPLITS, split_of, world_of, worlds_in
+from stepgym_search.encyclopedia.world import Entity, World
+
+QUESTIONS_PER_WORLD = 5
+
+Slip: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """A candidate in a world: what it starts from, whose articles are read, what they say."""
+
+    starts: list[Entity]
+    read: list[Entity]
+    answers: list[str]
+    said: str
+    slips: dict[str, Slip]
+
+
+class GeneratedQuestions(Sequence[Task]):
+    """The questions of a split, made on demand: the same config, split and index give the same task everywhere.
+
+    Five about each of the split's worlds: index `i` is about world `i % n` of its `n`. A task's `prompt` is the
+    question, its `answer` the golden answers, and its `data` say how it can be solved:
+
+    - `encyclopedia`: digest of the texts; `world`; `kind`; `hops`, the articles to be read.
+    - `plan`: the `searches` of one who knows what to look for, the `answer` as the last article writes it, and `slips`:
+      by name, after how many of the searches one might give which wrong `answer`. `stop` takes what an earlier article
+      says, `field` another fact of the same kind from the last.
+    - `articles`: ids of those that prove the answer, one for each search.
+
+    Raises `UserError` for a split that does not exist.
+    """
+
+    def __init__(self, config: EncyclopediaConfig, split: str, indices: range | None = None) -> None:
+        if split not in SPLITS:
+            close = get_close_matches(split, SPLITS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"search: unknown split {split!r}; {hint}Known: {', '.join(SPLITS)}")
+        self._config = config
+        self._split = split
+        self._worlds = worlds_in(split, config.worlds)
+        self._indices = range(self._worlds * QUESTIONS_PER_WORLD) if indices is None else indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> GeneratedQuestions: ...
+    def __getitem__(self, index: int | slice) -> Task | GeneratedQuestions:
+        if isinstance(index, slice):
+            return GeneratedQuestions(self._config, self._split, self._indices[index])
+        number, place = divmod(self._indices[index], self._worlds)
+        return draw_task(self._config, world_of(self._split, place), number)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[index] for index in range(len(self)))
+
+
+def draw_task(config: EncyclopediaConfig, world: int, number: int) -> Task:
+    """Question `number`, below five, about a world.
+
+    Raises `UserError` when the world, with what its articles leave out, allows no question of the config's kinds.
+    """
+    draw = Stream(config.seed, "question", world, number)
+    kinds = config.every_kind
+    made = World(config, world)
+    for turn in range(len(kinds)):
+        kind = kinds[(world + number + turn) % len(kinds)]
+        for candidate in _in_turn(config, kind, world, number):
+            solved = _solve(made, kind, candidate, draw)
+            if solved is not None:
+                return _task(made, kind, number, candidate, solved, draw)
+    raise UserError(
+        f"search: world {world} allows no question of the kinds {', '.join(kinds)}; choose more kinds or relations"
+    )
+
+
+def _in_turn(config: EncyclopediaConfig, kind: str, world: int, number: int) -> Iterator[Candidate]:
+    """The candidates of a kind in an order drawn for the world, every fifth of them for each question of the world.
+
+    So two questions of a world differ; only where none of its own will do does a question take one of another's.
+    """
+    options = config.candidates(kind)
+    key = derive_seed("encyclopedia questions", config.seed, kind, world)
+    for residue in range(QUESTIONS_PER_WORLD):
+        for place in range((number + residue) % QUESTIONS_PER_WORLD, len(options), QUESTIONS_PER_WORLD):
+            yield options[permute(place, len(options), key)]
+
+
+def _solve(world: World, kind: str, candidate: Candidate, draw: Stream) -> _Solved | None:
+    """What the articles of a world say to a candidate; None where they do not make a question of its kind of it."""
+    if candidate.comparison is not None:
+        return _compare(world, candidate, draw)
+    read: list[Entity] = [world.entities[candidate.slots[0]]]
+    value: Entity | Day | None = None
+    for hop, relation in enumerate(candidate.chain):
+        value = read[-1].facts.get(relation.name)
+        last = hop + 1 == len(candidate.chain)
+        if (value is None and not last) or any(value is entity for entity in read):
+            return None
+        if isinstance(value, Entity) and not last:
+            read.append(value)
+    relation = candidate.chain[-1]
+    if (value is None) != (kind == "unanswerable"):
+        return None
+    slips = _slips(read, relation, value)
+    if value is None:
+        return _Solved(read[:1], read, list(UNKNOWN), UNKNOWN[0], slips)
+    return _Solved(read[:1], read, _golden(value), read[-1].spell(relation), slips)
+
+
+def _golden(value: Entity | Day) -> list[str]:
+    """All that may be answered."""
+    if isinstance(value, Entity):
+        return [value.name] if value.alias is None else [value.name, value.alias]
+    return spellings(value)
+
+
+def _slips(read: Sequence[Entity], relation: Relation, value: Entity | Day | None) -> dict[str, Slip]:
+    """Wrong answers of the right kind that stand in the articles."""
+    slips: dict[str, Slip] = {}
+    for name, searches in (*(("stop", count) for count in range(len(read) - 1, 0, -1)), ("field", len(read))):
+        entity = read[searches - 1]
+        for other in entity.facts:
+            if RELATIONS[other].object == relation.object and entity.facts[other] != value and name not in slips:
+                slips[name] = {"searches": searches, "answer": entity.spell(RELATIONS[other])}
+    return slips
+
+
+def _compare(world: World, candidate: Candidate, draw: Stream) -> _Solved | None:
+    relation = candidate.chain[0]
+    two = draw.shuffled([world.entities[slot] for slot in candidate.slots])
+    days = [entity.facts.get(relation.name) for entity in two]
+    if None in days or days[0] == days[1]:
+        return None
+    right = _outer(two, relation, candidate.later)
+    wrong = two[0] if right is two[1] else two[1]
+    slips: dict[str, Slip] = {"stop": {"searches": 1, "answer": wrong.name}}
+    for name in wrong.facts:
+        other = RELATIONS[name]
+        if other.object == "date" and name in right.facts and _outer(two, other, candidate.later) is wrong:
+            slips["field"] = {"searches": 2, "answer": wrong.name}
+    return _Solved(two, two, _golden(right), right.name, slips)
+
+
+def _outer(entities: Sequence[Entity], relation: Relation, latest: bool) -> Entity:
+    """The one with the earliest day, or with the latest."""
+    in_order = sorted(entities, key=lambda entity: _day(entity, relation))
+    return in_order[-1 if latest else 0]
+
+
+def _day(entity: Entity, relation: Relation) -> Day:
+    day = entity.facts[relation.name]
+    assert isinstance(day, tuple)
+    return day
+
+
+def _task(world: World, kind: str, number: int, candidate: Candidate, solved: _Solved, draw: Stream) -> Task:
+    config = world.config
+    mentions = [_mention(entity, solved.answers, draw) for entity in solved.starts]
+    question = _word(candidate, mentions, draw if config.wording == "varied" else None)
+    if "unanswerable" in config.every_kind:
+        question += UNKNOWN_RULE
+    searches = mentions + [entity.name for entity in solved.read[len(mentions) :]]
+    return Task(
+        id=f"{split_of(world.index)}-{world.index}-{number}",
+        prompt=question,
+        answer=solved.answers,
+        data={
+            "encyclopedia": config.digest,
+            "world": world.index,
+            "kind": kind,
+            "hops": len(solved.read),
+            "plan": {"searches": searches, "answer": solved.said, "slips": solved.slips},
+            "articles": [entity.id for entity in solved.read],
+        },
+    )
+
+
+def _mention(entity: Entity, answers: Sequence[str], draw: Stream) -> str:
+    """The name of an entity, or its other one if that does not give an answer away ("the Jewel of ...")."""
+    alias = entity.alias
+    if alias is None or draw.below(2) or (alias not in answers and any(answer in alias for answer in answers)):
+        return entity.name
+    return alias
+
+
+def _word(candidate: Candidate, mentions: Sequence[str], draw: Stream | None) -> str:
+    """The words of a question; without `draw` the first wording of each part."""
+
+    def choose(wordings: Sequence[str]) -> str:
+        return wordings[0] if draw is None else draw.pick(wordings)
+
+    if candidate.comparison is not None:
+        comparison = candidate.comparison
+        wording = choose(comparison.later if candidate.later else comparison.earlier)
+        return wording.format(a=mentions[0], b=mentions[1])
+    asked = mentions[0]
+    for relation in candidate.chain[:-1]:
+        asked = choose(relation.phrases).format(x=asked)
+    return choose(candidate.chain[-1].questions).format(x=asked)
