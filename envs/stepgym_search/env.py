@@ -17,6 +17,8 @@ from stepgym_search import actions as acting
 from stepgym_search import expert, observation, prompt
 from stepgym_search.actions import Actions
 from stepgym_search.encyclopedia import SPLITS, EncyclopediaConfig
+from stepgym_search.encyclopedia.config import Wording
+from stepgym_search.encyclopedia.names import NameStyle
 from stepgym_search.observation import ObservationFormat
 from stepgym_search.prompt import Instructions
 from stepgym_search.retrievers import check_retriever
@@ -59,7 +61,16 @@ class SearchEnv(Env):
         validation_dataset: The same for the validation split.
         test_dataset: The same for the test split.
         seed: Of the generated encyclopedia.
-        articles: How many articles it has.
+        articles: How many it has, from 200 to a million; a multiple of 20.
+        kinds: Kinds of questions, out of one_hop, two_hop, three_hop, date, comparison, unanswerable; None for all.
+        wording: Whether articles and questions say a thing in one way only (`plain`) or in several (`varied`).
+        names: `full`, of two words or more, or `short`, of one.
+        distractors: From 0, an article states at most one thing of a kind, to 3; see `EncyclopediaConfig`.
+        aliases: Whether about half of the entities have another name.
+        sentences: Sentences in each article.
+        gaps: Whether some articles leave out a fact; unanswerable questions need it.
+        relations: What articles state; None for all.
+        asked: What questions ask for; None for all that is stated.
 
     Raises:
         UserError: A value is out of range, or a name does not exist.
@@ -90,6 +101,15 @@ class SearchEnv(Env):
         test_dataset: str | None = None,
         seed: int = 0,
         articles: int = 2000,
+        kinds: list[str] | None = None,
+        wording: Wording = "varied",
+        names: NameStyle = "full",
+        distractors: int = 1,
+        aliases: bool = True,
+        sentences: int = 4,
+        gaps: bool = True,
+        relations: list[str] | None = None,
+        asked: list[str] | None = None,
     ) -> None:
         for name, value, choices in (
             ("actions", actions, get_args(Actions)),
@@ -277,11 +297,18 @@ def _datasets(train: str | None, validation: str | None, test: str | None) -> di
 
 def _encyclopedia(config: Mapping[str, Any]) -> EncyclopediaConfig:
     """The options of the generated encyclopedia. Raises `UserError` for one that is wrong."""
-    chosen = {name: config[name] for name in EncyclopediaConfig.__dataclass_fields__ if name in config}
-    return EncyclopediaConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in chosen.items()})
+    chosen = {name: config[name] for name in EncyclopediaConfig.__dataclass_fields__}
+    return _checked_encyclopedia(json.dumps(chosen, sort_keys=True, default=str))
+
+
+# An environment is made for every episode, so what a config means is found out once.
+
+
+@lru_cache(maxsize=64)
+def _checked_encyclopedia(config: str) -> EncyclopediaConfig:
+    return EncyclopediaConfig(**json.loads(config))
 
 
 @lru_cache(maxsize=64)
 def _check_retriever(config: str) -> None:
-    """Raises `UserError` for a retriever that does not exist or a field that is wrong; once for each config."""
     check_retriever(json.loads(config))
