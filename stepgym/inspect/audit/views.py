@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from stepgym.errors import UserError
 from stepgym.inspect.audit.rendering import Rendering
+from stepgym.model.prompt import OPEN_TURN
 from stepgym.record.delta import common_prefix
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Ids, Step
@@ -99,6 +100,7 @@ class StepView:
         self.index = index
         self.step = step
         self.reading: tuple[Mapping[str, Any], bool] | None = None
+        self.begins: tuple[str, bool] | None = None
 
     @property
     def trajectory(self) -> Trajectory:
@@ -161,6 +163,19 @@ class StepView:
     def extends(self) -> bool:
         """Whether the prompt begins with the parent's whole prompt + response."""
         return self.parent is not None and self.parent.has_ids and self.shared == self.parent.step.length
+
+    @property
+    def in_open_turn(self) -> bool:
+        """Whether its prompt is said to go on inside an open assistant turn (`turns: continue`)."""
+        return self.step.rendering in OPEN_TURN
+
+    @property
+    def kept(self) -> int:
+        """How many tokens of the parent's prompt + response a prompt that goes on with it begins with: all of them, but
+        for the end of a turn that was reopened.
+        """
+        length = self.parent.step.length if self.parent is not None else 0
+        return max(0, length - (self.step.rendering == "turn_reopened"))
 
     @cached_property
     def full_ids(self) -> Ids:

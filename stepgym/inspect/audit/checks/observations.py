@@ -54,9 +54,12 @@ def special_token_in_observation(view: StepView) -> Iterator[Fault]:
             continue
         token = next(((i, text) for i, text in special.items() if text and text in content), None)
         if token is not None:
+            where = _where(view, content, *token)
+            if where is None and view.in_open_turn:
+                continue  # it was cut off with the end of the observation
             yield Fault(
                 f"a {message.get('role', '')} message holds the text {token[1]!r}, which is a special token",
-                _where(view, content, *token),
+                where,
                 severity="warning",
             )
 
@@ -67,8 +70,11 @@ def _may_hold(content: str, special: Mapping[int, str]) -> bool:
 
 def _where(view: StepView, content: str, token: int, text: str) -> int | None:
     """Where in the prompt the special token of a message stands; None where it became no such token."""
-    rendering, start = view.rendering, view.shared
+    rendering, start = view.rendering, view.kept if view.in_open_turn else view.shared
     added = view.prompt_ids[start:]
+    if view.in_open_turn:  # no template has put tokens of its own there
+        places = np.flatnonzero(added == token)
+        return start + int(places[0]) if len(places) else None
     try:
         whole = view.template_text
     except UserError:

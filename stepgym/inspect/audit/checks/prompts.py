@@ -11,6 +11,7 @@ from stepgym.inspect.audit.check import Fault, check
 from stepgym.inspect.audit.context import snippet
 from stepgym.inspect.audit.drift import Difference, as_rendered, compare, expected_addition, other_date
 from stepgym.inspect.audit.finding import Severity
+from stepgym.inspect.audit.open_turn import prompt_faults, turn_faults
 from stepgym.inspect.audit.reading import ended
 from stepgym.inspect.audit.statistics import Statistics
 from stepgym.inspect.audit.views import StepView
@@ -18,7 +19,7 @@ from stepgym.inspect.main_line import PLAIN_LOOP
 
 EXTENDING = ("extended", "appended")
 ANEW = ("template_rewrote_history", "thinking_stripped", "truncated_turn", "tools_changed")
-REASONS = (*ANEW, "agent_rewrote_history")
+REASONS = (*ANEW, "agent_rewrote_history", "turn_closed")
 """Why a prompt may have been rendered anew (see `Step.rendering`)."""
 
 
@@ -28,10 +29,14 @@ def follows(view: StepView) -> Iterator[Fault]:
     step = view.step
     if step.follows is not None and view.parent is None:
         yield Fault(f"it follows step {step.follows}, which does not stand before it")
-    elif step.follows is None and step.rendering in EXTENDING:
+    elif step.follows is None and (step.rendering in EXTENDING or view.in_open_turn):
         yield Fault(f"its prompt is said to be {step.rendering!r}, but it follows no step")
     elif view.parent is not None and step.rendering == "first":
         yield Fault(f"its prompt is said to be a conversation's first, but it follows step {step.follows}")
+    turns = view.trajectory.provenance.get("turns")
+    told = step.rendering in (*EXTENDING, *ANEW)
+    if (turns == "continue" and told) or (turns == "conversation" and view.in_open_turn):
+        yield Fault(f"its prompt is said to be {step.rendering!r}, which no prompt is under the run's turns: {turns}")
     if view.parent is not None and view.parent.step.message is None:
         yield Fault(f"it follows step {step.follows}, whose message is not recorded", severity="warning")
 
@@ -47,26 +52,28 @@ def not_extended(view: StepView) -> Iterator[Fault]:
         return
     if step.rendering in REASONS or step.rendering == "first":
         return  # of a conversation's first prompt `follows` says so
+    if view.in_open_turn and view.shared >= view.kept:
+        return
     said = f"the prompt is said to be {step.rendering!r}" if step.rendering else "no reason is given for it"
     where = "prompt" if view.shared < len(view.parent.prompt_ids) else "response"
-    text = (
-        f"{said}, but the prompt leaves the {where} of step {step.follows} "
-        f"after {view.shared} of {view.parent.step.length} tokens"
-    )
+    text = f"{said}, but the prompt leaves the {where} of step {step.follows} after {view.shared} of {view.kept} tokens"
     if view.owner.rendering is not None:
         rendering = view.rendering
         own = rendering.decode(view.prompt_ids)
-        if own.startswith(rendering.decode(view.parent.full_ids)):
+        if own.startswith(rendering.decode(view.parent.full_ids[: view.kept])):
             text += ": its text is the same, only the tokenisation is wrong"
         else:
             text += ": its text is another one"
-    severity: Severity = "error" if step.rendering in EXTENDING else "warning"
+    severity: Severity = "error" if step.rendering in EXTENDING or view.in_open_turn else "warning"
     yield Fault(text, min(view.shared, step.length - 1), severity)
 
 
 @check("step", needs="tokenizer")
 def generation_prompt(view: StepView) -> Iterator[Fault]:
-    """A prompt to sample from ends with the template's generation prompt (promise 2)."""
+    """A prompt to sample from ends with the template's generation prompt, or in an open assistant turn (promise 2)."""
+    if view.has_ids and view.in_open_turn:
+        yield from turn_faults(view)
+        return
     wanted = view.generation_prompt
     if not view.has_ids or not wanted:
         return
@@ -96,7 +103,8 @@ def response_start(view: StepView) -> Iterator[Fault]:
 def prompt_drift(view: StepView) -> Iterator[Fault]:
     """A prompt is what the template renders, tokenised as the tokenizer does (promise 1).
 
-    Where history was rendered anew, the record says why; where it was extended, only what is new is compared. A
+    Where history was rendered anew, the record says why; where it was extended, only what is new is compared; inside an
+    open turn that is the observation. A
     difference is classified: wrong tokenisation of the same text, another date, another template, or another text.
     """
     if not view.has_ids:
@@ -104,6 +112,9 @@ def prompt_drift(view: StepView) -> Iterator[Fault]:
     step = view.step
     if step.rendering in EXTENDING and view.parent is not None and not view.extends:
         return  # `not_extended` says so
+    if view.in_open_turn:
+        yield from prompt_faults(view)
+        return
     if view.messages is None:
         if step.follows is None:
             yield Fault("no messages are recorded that the prompt was made of", severity="warning")
