@@ -239,7 +239,8 @@ def _plain(message: str) -> str:
     for start in ("Input should be ", "Input should "):
         if message.startswith(start):
             message = "expected " + message.removeprefix(start).split(", unable to parse")[0]
-            return message.replace("a valid integer", "an integer").replace("a valid ", "a ")
+            message = message.replace("a valid integer", "an integer").replace("a valid array", "a list")
+            return message.replace("a valid ", "a ")
     return " ".join(message.split())
 
 

@@ -282,5 +282,7 @@ def _said(answer: bytes | bytearray) -> str:
         fields = None
     if isinstance(fields, Mapping):
         text = str(fields.get("detail") or fields.get("error") or text)
+    elif isinstance(fields, str):
+        text = fields
     text = " ".join(text.split())[:200]
     return f": {text}" if text else ""
