@@ -15,6 +15,7 @@ from stepgym_search.env import SearchEnv
 
 from stepgym.env.check import check_env
 from stepgym.env.shared import close_shared
+from stepgym.env.task import Task
 
 SMALL: dict[str, Any] = {"articles": 400}
 
@@ -74,23 +75,20 @@ def test_vector_environments_run_it(kind: str) -> None:
 def test_episodes_at_the_same_time_share_searches_and_do_not_meet() -> None:
     tasks = make().tasks("train")[:200]
 
-    async def episode(number: int) -> None:
+    async def episode(task: Task) -> bool:
         env = make()
-        await env.areset(seed=0, options={"task": tasks[number]})
-        plan, articles = tasks[number].data["plan"], tasks[number].data["articles"]
-        (message,), *_, info = await env.astep(f"<search>{plan['searches'][0]}</search>")
-        assert "Doc 1(Title: " in message["content"]
-        assert (
-            info["metrics"]["gold_retrieved"] == (articles[0] in env._found) / len(set(articles)) or len(articles) > 1
-        )
+        await env.areset(seed=0, options={"task": task})
+        *_, info = await env.astep(f"<search>{task.data['plan']['searches'][0]}</search>")
+        return bool(info["metrics"]["gold_retrieved"] > 0)
 
-    async def all_of_them() -> None:
-        await asyncio.gather(*(episode(number) for number in range(len(tasks))))
+    async def all_of_them() -> list[bool]:
+        return await asyncio.gather(*(episode(task) for task in tasks))
 
     close_shared(SearchEnv)
-    asyncio.run(all_of_them())
+    found = asyncio.run(all_of_them())
+    assert sum(found) > 0.95 * len(tasks)  # each was given what it asked for itself
     search = make().shared._search
-    assert search.queries <= len(tasks)
+    assert 0 < search.queries <= len(tasks)
     assert search.searches <= len(tasks) / 2
 
 
@@ -142,8 +140,8 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-def test_an_environment_costs_under_a_millisecond() -> None:
-    """Counted, not timed: a fresh one looks nothing up that a first one has looked up already."""
+def test_what_a_config_means_is_found_out_once() -> None:
+    """So that an environment, which is made for every episode, costs next to nothing."""
     from stepgym_search import env as module
 
     make()
