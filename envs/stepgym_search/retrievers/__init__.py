@@ -47,9 +47,12 @@ def open_retriever(config: str | Mapping[str, Any], corpus: Callable[[], Corpus]
 
     Args:
         config: Name and fields.
-        corpus: Opens the corpus; called only where the retriever searches one here.
+        corpus: Opens the corpus; called only where the retriever searches one here, and has not its passages in an
+            index (a class whose `has_passages(fields)` says so).
     """
     cls, fields = check_retriever(config)
     made: Any = cls
-    retriever: Retriever = made(corpus() if cls.needs_corpus else None, **fields)
+    has_passages: Callable[[Mapping[str, Any]], bool] | None = getattr(cls, "has_passages", None)
+    needs_corpus = cls.needs_corpus and not (has_passages is not None and has_passages(fields))
+    retriever: Retriever = made(corpus() if needs_corpus else None, **fields)
     return retriever
