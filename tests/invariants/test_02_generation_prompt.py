@@ -1,13 +1,15 @@
 """Promise 2: "A prompt to sample from ends with the template's generation prompt (or, under `turns: continue`, with an
 open assistant turn)."
 
-What is looked at is what the engine was sent, under every family of chat templates and both ways with history; after
-turns that ended in a terminator, in a stop string, in the middle (a length limit), and in tool calls.
+What is looked at is what the engine was sent, under every family of chat templates, both ways with history and both
+kinds of turns; after turns that ended in a terminator, in a stop string, in the middle (a length limit), and in tool
+calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from functools import cache
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 
 from stepgym.env.messages import Message, system, tool_result, user
 from stepgym.model.engines.base import Completion, Engine
-from stepgym.model.renderer import History, Renderer
+from stepgym.model.renderer import History, Renderer, Turns
 from stepgym.run.session import Session, SessionLimits
 
 CALL = '<tool_call>\n{"name": "sql", "arguments": {"query": "SELECT 1"}}\n</tool_call>'
@@ -50,8 +52,8 @@ class Writer(Engine):
 
 
 @cache
-def renderer(name: str, history: History = "template") -> Renderer:
-    return Renderer(tokenizer_for(FAMILIES[name]), history=history, today=date(2026, 2, 1))
+def renderer(name: str, history: History = "template", turns: Turns = "conversation") -> Renderer:
+    return Renderer(tokenizer_for(FAMILIES[name]), history=history, turns=turns, today=date(2026, 2, 1))
 
 
 texts = st.one_of(
@@ -124,7 +126,46 @@ def test_also_when_the_agent_rewrites_what_was_said(name: str) -> None:
     check(name, engine, [first, second])
 
 
-def check(name: str, engine: Writer, conversations: list[list[Message]], tools: Any = ()) -> None:
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), replies, st.integers(1, 30))
+def test_under_continue_every_prompt_ends_in_the_assistant_turn_that_the_first_one_opened(
+    name: str, replies: list[str], max_tokens: int
+) -> None:
+    family, render = FAMILIES[name], renderer(name, turns="continue")
+    said = [text.replace("TERMINATOR", family.terminator).replace("EOS", family.eos_token) for text in replies]
+    engine = Writer(tokenizer_for(family), said)
+    session = Session(engine, render, limits=SessionLimits(max_response_tokens=max_tokens))
+    messages: list[Message] = [system("Be brief."), user("What is the price of Velor?")]
+    first = list(messages)
+
+    async def play() -> None:
+        for number in range(len(replies)):
+            message = await session.chat(messages, stop=["</sql>"])
+            messages.extend([message, user(f"Result {number}")])
+
+    asyncio.run(play())
+    opening = engine.prompts[0]
+    check(name, Sent(engine.prompts[:1]), [first])
+    controls = {*render.tokenizer.all_special_ids, *render.stop_token_ids}
+    for number, prompt in enumerate(engine.prompts[1:]):
+        # The turn is the first prompt's: of what follows that, nothing is a control token but what was sampled, and no
+        # response's end of turn.
+        assert prompt[: len(opening)] == opening
+        responses = [step.response_ids.tolist() for step in session.steps[: number + 1]]
+        left = [said[:-1] if said and said[-1] in render.stop_token_ids else said for said in responses]
+        sampled = Counter(token for said in left for token in said if token in controls)
+        assert Counter(token for token in prompt[len(opening) :] if token in controls) == sampled
+        assert render.decode(prompt).endswith(f"Result {number}")
+
+
+class Sent:
+    """Prompts that were sent."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        self.prompts = prompts
+
+
+def check(name: str, engine: Writer | Sent, conversations: list[list[Message]], tools: Any = ()) -> None:
     """Every prompt ends in the opener, as text and as the ids that the tokenizer has for it."""
     family, render = FAMILIES[name], renderer(name)
     assert len(engine.prompts) == len(conversations)

@@ -44,6 +44,17 @@ def test_a_renderer_comes_back_with_all_that_its_prompts_depend_on(tokenizer: An
     assert renderer_settings(read) == renderer_settings(made)
 
 
+def test_turns_come_back_too(tokenizer: Any, tmp_path: Path) -> None:
+    made = Renderer(tokenizer, turns="continue", max_observation_tokens=3)
+    read = load_renderer(save_renderer(made, tmp_path / "renderer"))
+    for other in (read, redated(read, date(2031, 2, 4))):
+        assert (other.turns, other.max_observation_tokens) == ("continue", 3)
+    settings = json.loads((tmp_path / "renderer" / "renderer.json").read_text())
+    del settings["turns"], settings["max_observation_tokens"]  # as runs of older versions have it
+    (tmp_path / "renderer" / "renderer.json").write_text(json.dumps(settings))
+    assert load_renderer(tmp_path / "renderer").turns == "conversation"
+
+
 def test_the_first_one_stays(tokenizer: Any, tmp_path: Path) -> None:
     first = Renderer(tokenizer, today=date(2031, 2, 3))
     save_renderer(first, tmp_path / "renderer")

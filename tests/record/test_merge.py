@@ -63,6 +63,19 @@ def test_sub_agents_with_the_same_system_prompt_are_no_mismatch_when_rendered_fi
     assert (report.conversations, report.mismatches) == (2, {})
 
 
+def test_an_open_turn_is_one_sequence_and_begins_another_where_it_is_reopened():
+    steps = [
+        Step(prompt_ids=[1, 2], response_ids=[3, 4], rendering="first"),
+        Step(prompt_ids=[1, 2, 3, 4, 5], response_ids=[6, 9], rendering="continued"),
+        Step(prompt_ids=[1, 2, 3, 4, 5, 6, 7], response_ids=[8], rendering="turn_reopened"),  # without the 9
+        Step(prompt_ids=[1, 2, 3, 4, 5, 6, 7, 8, 5], response_ids=[3], rendering="continued"),
+        Step(prompt_ids=[1, 2, 3, 4, 7], response_ids=[3], rendering="continued"),
+    ]
+    sequences, report = merge_steps(steps)
+    assert [s.steps for s in sequences] == [(0, 1), (2, 3), (4,)]
+    assert report.mismatches == {"turn_reopened": 1, "branched": 1}
+
+
 @pytest.mark.parametrize("broken_share", [0.05, 0.2, 1.0])
 def test_a_turn_that_does_not_round_trip_starts_a_sequence_of_its_own(broken_share):
     """The drift of re-tokenised history: one wrong token in the history of a turn breaks exactly that turn."""

@@ -15,6 +15,8 @@ import pytest
 from stepgym.env.base import Env
 from stepgym.env.task import Task
 from stepgym.errors import EngineError, UnscorableTask, UserError
+from stepgym.model.engines.chat import OpenAIChatEngine
+from stepgym.model.renderer import Renderer
 from stepgym.record.outcome import Outcome, OutcomePolicy, Treatment
 from stepgym.record.store import TrajectoryStore
 from stepgym.run.rollouts import RolloutConfig, RunStoppedError, rollout, rollout_stream
@@ -198,3 +200,32 @@ def test_bad_config_is_one_clear_line_before_anything_is_played(count_env: Any, 
         rollout(count_env, [*TASKS, TASKS[1]], parrot(counts))
     with pytest.raises(UserError, match="no-such-env"):
         rollout("no-such-env", TASKS, parrot(counts))
+
+
+def test_turns_are_recorded_and_experts_play_in_an_open_turn(count_env: Any, tokenizer: Any) -> None:
+    renderer = Renderer(tokenizer, turns="continue", max_observation_tokens=9)
+    found = rollout(count_env, TASKS[:2], renderer=renderer, expert={})
+    for trajectory in found:
+        assert trajectory.success
+        assert trajectory.provenance["turns"] == "continue"
+        assert trajectory.provenance["max_observation_tokens"] == 9
+        assert [step.rendering for step in trajectory.steps] == ["first", "continued", "continued"]
+    (plain,) = rollout(count_env, TASKS[:1], renderer=Renderer(tokenizer), expert={})
+    assert plain.provenance["turns"] == "conversation"
+    assert "max_observation_tokens" not in plain.provenance
+
+
+def test_what_turns_continue_cannot_do_is_refused_before_anything_is_played(
+    count_env: Any, tokenizer: Any, parrot: Any, counts: Any
+) -> None:
+    class Tooled(count_env):  # type: ignore[misc]
+        tools = ({"type": "function", "function": {"name": "say", "parameters": {"type": "object"}}},)
+
+    renderer, tally = Renderer(tokenizer, turns="continue"), Tally()
+    with pytest.raises(UserError, match="no place for tool calls"):
+        rollout(Tooled, TASKS, parrot(counts), renderer=renderer, tally=tally)
+    hosted = OpenAIChatEngine(base_url="http://127.0.0.1:1/v1", model="m")
+    for made in (renderer, Renderer(tokenizer, history="append")):
+        with pytest.raises(UserError, match="needs an engine that takes token ids"):
+            rollout(count_env, TASKS, hosted, renderer=made, tally=tally)
+    assert tally.planned == 0

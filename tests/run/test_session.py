@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from stepgym.env.messages import user
-from stepgym.errors import ContextOverflow, EngineError, EngineTimeout
+from stepgym.errors import ContextOverflow, EngineError, EngineTimeout, UserError
 from stepgym.model.engines.base import ChatCompletion, ChatEngine
+from stepgym.model.renderer import Renderer
 from stepgym.run.session import Session, SessionLimits
 
 
@@ -239,6 +240,25 @@ def test_chat_engines_give_steps_without_ids_and_report_calls_that_do_not_parse(
     assert step.status == "malformed"
     assert step.metrics["prompt_tokens"] == 11
     assert len(step.new_messages) == 1
+
+
+def test_chat_engines_cannot_go_on_from_ids(tokenizer: Any) -> None:
+    for options in ({"turns": "continue"}, {"history": "append"}):
+        with pytest.raises(UserError, match="needs an engine that takes token ids"):
+            Session(Hosted({"role": "assistant", "content": "x"}), Renderer(tokenizer, **options))
+    Session(Hosted({"role": "assistant", "content": "x"}), Renderer(tokenizer))
+
+
+def test_an_open_turn_shares_its_memory_and_keeps_what_its_sampler_saw(parrot: Any, tokenizer: Any) -> None:
+    engine = parrot(lambda prompt, seed: "<say>1</say>")
+    session = Session(engine, Renderer(tokenizer, turns="continue"))
+    converse(session, 40, stop=("</say>",))
+    assert [(s.prompt_ids.tolist(), s.response_ids.tolist()) for s in session.steps] == engine.log
+    assert [s.rendering for s in session.steps] == ["first"] + ["continued"] * 39
+    bases = {id(s.prompt_ids.base if s.prompt_ids.base is not None else s.prompt_ids) for s in session.steps}
+    assert len(bases) < 10
+    assert session.prompt is not None
+    assert session.prompt.text == "result 38"
 
 
 def test_logprobs_that_do_not_match_the_tokens_are_an_engine_error(

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepgym.inspect.audit import audit
+from stepgym.model.renderer import Renderer
 from stepgym.model.renderer_files import save_renderer
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling, Step
@@ -40,6 +42,7 @@ odd_message = st.fixed_dictionaries(
         "invalid_tool_calls": st.just([{"text": "x", "error": "y"}]),
     },
 )
+RENDERINGS = ("", "first", "extended", "appended", "thinking_stripped", "turn_closed", "odd")
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
@@ -60,7 +63,7 @@ def odd_steps(draw: st.DrawFn) -> Step:
         finish_reason=draw(st.sampled_from(["stop", "length", "abort", "odd"])),
         new_messages=draw(st.lists(odd_message, max_size=2)),
         message=draw(st.one_of(st.none(), odd_message)),
-        rendering=draw(st.sampled_from(["", "first", "extended", "appended", "thinking_stripped", "odd"])),
+        rendering=draw(st.sampled_from([*RENDERINGS, "continued", "turn_reopened"])),
         sampling=draw(st.one_of(st.none(), st.just(Sampling(temperature=0.0, logprobs_kind="raw")))),
         stop=draw(st.lists(st.sampled_from(["", "</say>", "e"]), max_size=2)),
         max_tokens=draw(st.one_of(st.none(), st.integers(-1, 5))),
@@ -86,6 +89,8 @@ def odd_trajectories(draw: st.DrawFn) -> Trajectory:
                 [
                     {},
                     {"limits": None, "template": 3, "template_date": "yesterday"},
+                    {"turns": "continue", "max_observation_tokens": "few"},
+                    {"turns": "continue", "max_observation_tokens": 1},
                     {"limits": {"max_prompt_tokens": 2, "context_length": "long"}, "template_date": "2031-02-03"},
                 ]
             )
@@ -110,6 +115,24 @@ def test_the_audit_of_anything_ends(saved: Path, trajectories: list[Trajectory],
 @pytest.fixture(scope="module")
 def saved(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_renderer(played["guess"][1], tmp_path_factory.mktemp("saved") / "renderer")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(odd_trajectories(), min_size=1, max_size=3, unique_by=lambda t: t.id))
+def test_the_audit_of_anything_in_an_open_turn_ends(thinking: Path, trajectories: list[Trajectory]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with TrajectoryStore(Path(folder) / "trajectories", "a") as store:
+            for trajectory in trajectories:
+                store.append(trajectory)
+        (Path(folder) / "renderer").symlink_to(thinking)
+        assert audit(folder).trajectories == len(trajectories)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = families.tokenizer_for(families.FAMILIES["thinking_kept"])
+    renderer = Renderer(tokenizer, turns="continue", max_observation_tokens=2)
+    return save_renderer(renderer, tmp_path_factory.mktemp("thinking") / "renderer")
 
 
 def test_steps_without_ids_are_checked_as_far_as_they_go(guess: Any) -> None:
