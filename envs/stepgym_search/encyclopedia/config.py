@@ -75,12 +75,8 @@ class EncyclopediaConfig:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UserError(f"search: seed must be a whole number, not {self.seed!r}")
         if self.articles % WORLD_SIZE:
-            nearest = max(SMALLEST, round(self.articles / WORLD_SIZE) * WORLD_SIZE)
-            raise UserError(
-                f"search: articles must be a multiple of {WORLD_SIZE}, not {self.articles}; try {nearest:,}".replace(
-                    ",", "_"
-                )
-            )
+            nearest = round(self.articles / WORLD_SIZE) * WORLD_SIZE
+            raise UserError(f"search: articles must be a multiple of {WORLD_SIZE}, not {self.articles}; try {nearest}")
         stated = {relation.name for relations in self.stated.values() for relation in relations}
         for name in self.asked or ():
             if name not in stated:

@@ -18,7 +18,7 @@ SYLLABLES = (
     "ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "gu", "ka", "ke", "ko", "ku", "la",
     "le", "li", "lo", "lu", "ma", "me", "mi", "mo", "mu", "na", "ne", "ni", "no", "nu", "ra", "re", "ri", "ro", "ru",
     "sa", "se", "si", "so", "su", "ta", "te", "ti", "to", "tu", "va", "ve", "vi", "vo", "vu", "za", "ze", "zo", "zu",
-    "fa", "fe", "pa", "pi", "po", "ha", "ho",
+    "fa", "fe", "pa", "pi", "po", "ha", "hi",
 )  # fmt: skip
 CLOSERS = ("l", "m", "n", "r")
 OPENERS = ("e", "i", "o", "u")

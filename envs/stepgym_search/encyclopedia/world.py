@@ -4,35 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stepgym_search.encyclopedia.categories import EPITHETS, NOUNS, PLAIN_NOUNS, SLOTS, WORLD_SIZE, Category
 from stepgym_search.encyclopedia.config import EncyclopediaConfig
 from stepgym_search.encyclopedia.dates import Day, draw_day, spellings
 from stepgym_search.encyclopedia.draws import Stream
+from stepgym_search.encyclopedia.names import Names
 from stepgym_search.encyclopedia.relations import Relation
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Entity:
     """What an article is about.
 
     Attributes:
-        id: Of its article: the number of its line in the corpus, from 0, in decimal.
+        slot: Its place in its world.
+        number: Its number among all entities, and of the line of its article in the corpus, from 0.
         category: Its class.
-        name: Unique in the encyclopedia.
         noun: What it is.
-        alias: Its other name; None where it has only one.
+        names: Where its names come from.
         facts: What is true of it and stated in its article, by relation: another entity, or a day.
         date_form: In which of the spellings its article writes days.
+        renamed: Whether it has another name.
+        epithet_of: The place in a name of the form "the Fox of ..."; None where the other name is a word.
     """
 
-    id: str
+    slot: int
+    number: int
     category: Category
-    name: str
     noun: str
-    alias: str | None = None
+    names: Names
     facts: dict[str, Entity | Day] = field(default_factory=dict)
     date_form: int = 0
+    renamed: bool = False
+    epithet_of: Entity | None = None
+
+    @property
+    def id(self) -> str:
+        """Of its article."""
+        return str(self.number)
+
+    @cached_property
+    def name(self) -> str:
+        """Unique in the encyclopedia."""
+        slots, world = SLOTS[self.category], self.number // WORLD_SIZE
+        return self.names.name(self.category, world * len(slots) + self.slot - slots.start, self.number)
+
+    @cached_property
+    def alias(self) -> str | None:
+        """Its other name, unique too; None where it has only one."""
+        if self.epithet_of is not None:
+            # No two entities of a class have the same epithet, and no two classes share one.
+            return f"the {EPITHETS[self.category][self.slot - SLOTS[self.category].start]} of {self.epithet_of.name}"
+        return self.names.alias(self.number) if self.renamed else None
 
     def spell(self, relation: Relation) -> str:
         """The object of a relation as the article writes it."""
@@ -49,7 +74,8 @@ class World:
     def __init__(self, config: EncyclopediaConfig, index: int) -> None:
         self.config = config
         self.index = index
-        self.entities = [self._entity(category, slot) for category, slots in SLOTS.items() for slot in slots]
+        draw = Stream(config.seed, "entities", index)
+        self.entities = [self._entity(category, slot, draw) for category, slots in SLOTS.items() for slot in slots]
         truth = _Society(Stream(config.seed, "world", index), self).facts
         gaps = self._gaps() if config.gaps else set()
         for slot, entity in enumerate(self.entities):
@@ -65,15 +91,11 @@ class World:
         slots = SLOTS[category]
         return self.entities[slots.start : slots.stop]
 
-    def _entity(self, category: Category, slot: int) -> Entity:
-        config = self.config
-        slots, overall = SLOTS[category], self.index * WORLD_SIZE + slot
-        number = self.index * len(slots) + slot - slots.start
-        name = config.name_book.name(category, number, overall)
-        if config.wording == "plain":
-            return Entity(str(overall), category, name, PLAIN_NOUNS[category])
-        draw = Stream(config.seed, "entity", overall)
-        return Entity(str(overall), category, name, draw.pick(NOUNS[category]), date_form=draw.below(2))
+    def _entity(self, category: Category, slot: int, draw: Stream) -> Entity:
+        number, names = self.index * WORLD_SIZE + slot, self.config.name_book
+        if self.config.wording == "plain":
+            return Entity(slot, number, category, PLAIN_NOUNS[category], names)
+        return Entity(slot, number, category, draw.pick(NOUNS[category]), names, date_form=draw.below(2))
 
     def _gaps(self) -> set[tuple[str, int]]:
         """For each relation one entity whose article leaves it out; the two regions leave nothing out."""
@@ -87,20 +109,14 @@ class World:
         return gaps
 
     def _name_again(self) -> None:
-        """Give about half of the entities another name; one "of" something has nothing to do with that thing."""
+        """Give about half of the entities another name; one "of" some place has nothing to do with that place."""
         draw = Stream(self.config.seed, "aliases", self.index)
-        for slot, entity in enumerate(self.entities):
-            has, epithet = draw.below(2), draw.below(2)
-            if not has:
-                continue
-            if epithet and self.config.wording == "varied":
+        for entity in self.entities:
+            choice = draw.below(4)
+            entity.renamed = choice >= 2
+            if choice == 3 and self.config.wording == "varied":
                 places = self.of("town" if entity.category in ("town", "region") else "region")
-                place = draw.pick([other for other in places if other is not entity])
-                # No two entities of a class have the same epithet, and no two classes share one.
-                word = EPITHETS[entity.category][slot - SLOTS[entity.category].start]
-                entity.alias = f"the {word} of {place.name}"
-            else:
-                entity.alias = self.config.name_book.alias(int(entity.id))
+                entity.epithet_of = draw.pick([place for place in places if place is not entity])
 
 
 class _Society:
@@ -124,9 +140,11 @@ class _Society:
 
     def _two(self, category: Category, *taken: object) -> tuple[Entity, Entity]:
         """Two entities of a class, if possible neither of them taken."""
-        order = self._draw.shuffled(self._world.of(category))
-        order.sort(key=lambda entity: any(entity is other for other in taken))
-        return order[0], order[1]
+        every = self._world.of(category)
+        free = [entity for entity in every if entity not in taken]
+        first = self._draw.pick(free)
+        others = [entity for entity in free if entity is not first]
+        return first, self._draw.pick(others or [entity for entity in every if entity is not first])
 
     def _day(self, year: int, first: int, years: int) -> Day:
         """A day from `first` years after the year on, within so many years."""
