@@ -357,11 +357,13 @@ def _with_paths_in(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _is_path(name: str) -> bool:
-    return name in ("path", "dataset", "tokenizer", "model", "corpus") or name.endswith(("_path", "_root", "_folder"))
+    known = ("path", "dataset", "tokenizer", "model", "corpus")
+    return name in known or name.endswith(("_path", "_root", "_folder", "_dataset"))
 
 
 def _absolute(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value:
         return value
-    candidate = folder / Path(value).expanduser()
-    return str(candidate.resolve()) if candidate.exists() else value
+    path, mark, split = value.partition("#")  # a data set may name its split
+    candidate = folder / Path(path).expanduser()
+    return f"{candidate.resolve()}{mark}{split}" if path and candidate.exists() else value

@@ -86,6 +86,19 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     assert engine_fields(recipe)["model"] == str(home / "model")
 
 
+def test_data_sets_of_all_splits_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "test.jsonl").write_text("{}")
+    env = {"kind": "sql", "dataset": "rows", "validation_dataset": "rows#dev", "test_dataset": "test.jsonl"}
+    recipe = check_recipe({**SMALL, "env": {**env, "database_root": "owner/name#x"}}, tmp_path / "r.yaml")
+    assert recipe.env_config == {
+        "dataset": str(tmp_path / "rows"),
+        "validation_dataset": f"{tmp_path / 'rows'}#dev",
+        "test_dataset": str(tmp_path / "test.jsonl"),
+        "database_root": "owner/name#x",
+    }
+
+
 def test_paths_in_sections_inside_a_section_are_relative_to_the_recipe_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
