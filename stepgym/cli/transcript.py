@@ -11,6 +11,7 @@ from rich.text import Text
 from stepgym.inspect.plain_text import plain, shortened
 from stepgym.inspect.show import Shown
 from stepgym.inspect.token_text import TokenTexts
+from stepgym.model.prompt import OPEN_TURN
 from stepgym.record.json_text import dump_json
 from stepgym.record.step import Step
 from stepgym.run.episode import ENV_TURN
@@ -68,6 +69,11 @@ def conversation_lines(shown: Shown, *, full: bool = False) -> Lines:
             yield _line(f"step {index} {origin}", "bold blue")
         for message in step.new_messages:
             yield from _message_lines(message, full)
+        seen = _tokens_seen(shown, step)
+        if seen is not None:
+            yield _line(
+                f"(the model saw its first {seen:,} tokens: max_observation_tokens; --tokens shows them)", "dim"
+            )
         yield _line("")
         yield step_line(shown, index)
         yield from _answer_lines(step, full)
@@ -142,6 +148,19 @@ def _message_lines(message: Mapping[str, Any], full: bool) -> Lines:
     yield _rule(plain(role) + name, _ROLES.get(role, "white"))
     yield from _text_lines(_content(message), full)
     yield from _call_lines(message)
+
+
+def _tokens_seen(shown: Shown, step: Step) -> int | None:
+    """Tokens of an observation in an open turn that is as long as one may be; None for all others."""
+    most = shown.trajectory.provenance.get("max_observation_tokens")
+    steps, follows = shown.trajectory.steps, step.follows
+    if step.rendering not in OPEN_TURN or most is None or follows is None or not 0 <= follows < len(steps):
+        return None
+    before = steps[follows]
+    if step.prompt_ids is None or before.prompt_ids is None:
+        return None
+    seen = len(step.prompt_ids) - before.length + (step.rendering == "turn_reopened")
+    return seen if seen == most else None
 
 
 def _answer_lines(step: Step, full: bool) -> Lines:

@@ -199,6 +199,27 @@ def test_a_failed_attempt_says_so(stepgym: Callable[..., Any], tmp_path: Path) -
     assert "error       RuntimeError: the lid fell off" in out
 
 
+def test_in_an_open_turn_what_the_model_did_not_see_of_an_observation_is_said(
+    stepgym: Callable[..., Any], tmp_path: Path
+) -> None:
+    answer = [{"role": "user", "content": "A long observation."}]
+    folder = stored(
+        tmp_path / "store",
+        said("look", prompt_ids=[1, 5], rendering="first"),  # and the response is 2
+        said("look", prompt_ids=[1, 5, 2, 7, 8], rendering="continued", follows=0, new_messages=answer),
+        said("look", prompt_ids=[1, 5, 2, 7, 8, 9, 9], rendering="turn_reopened", follows=1, new_messages=answer),
+        said("4", prompt_ids=[1, 5, 2, 7, 8, 9, 9, 2, 9], rendering="continued", follows=2, new_messages=answer),
+        provenance={"turns": "continue", "max_observation_tokens": 2},
+    )
+    lines = stepgym("show", folder, "--first").out.splitlines()
+    notes = [number for number, line in enumerate(lines) if line.startswith("(the model saw its first 2 tokens")]
+    assert [lines[number - 1] for number in notes] == ["A long observation."] * 2
+    assert [lines[number + 2].split(" · ")[1] for number in notes] == ["step 1", "step 2"]
+    tokens = stepgym("show", folder, "--first", "--tokens").out
+    rows = [line.split()[1] for line in tokens.splitlines() if line.strip() and line.split()[0].isdigit()]
+    assert rows == [*"15", "2", *"78", "2", *"99", "2", "9", "2"]  # each id once: what was new, and what was said
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -32,8 +32,9 @@ def test_tools_answer_the_same_again(games: Any, record: Callable[..., Path]) ->
         assert result.turns == result.observations == sum(len(trajectory.steps) for trajectory in store) > 30
 
 
+@pytest.mark.parametrize("turns", ["conversation", "continue"])
 @pytest.mark.parametrize("expert", [True, False], ids=["expert", "tiny model"])
-def test_sql_answers_the_same_again(expert: bool, tmp_path: Path) -> None:
+def test_sql_answers_the_same_again(expert: bool, turns: Any, tmp_path: Path) -> None:
     import torch
 
     from stepgym.model.engines.transformers import TransformersEngine
@@ -48,7 +49,7 @@ def test_sql_answers_the_same_again(expert: bool, tmp_path: Path) -> None:
     engine = None if expert else TransformersEngine.wrap(model, tokenizer, name="tiny", context_length=1600)
     config = RolloutConfig(samples=2, max_response_tokens=400 if expert else 40)
     with TrajectoryStore(tmp_path, "a") as store:
-        options: dict[str, Any] = {"config": config, "store": store, "renderer": Renderer(tokenizer)}
+        options: dict[str, Any] = {"config": config, "store": store, "renderer": Renderer(tokenizer, turns=turns)}
         rollout(source, tasks, engine, expert={} if expert else None, **options)
     result = replay(tmp_path)
     assert (result.played, result.differences, result.exit_code) == (24, (), 0)
