@@ -7,9 +7,12 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from stepgym.config import error_line
+from stepgym.errors import UserError
 from stepgym_search.batching import BatchedSearch
 from stepgym_search.contract import DEFAULT_TOPK, result_json
 from stepgym_search.document import Document
@@ -19,6 +22,8 @@ from stepgym_search.server.request import RetrieveRequest
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
+Count = Annotated[int, Field(gt=0)]
+
 BODY_SECONDS = 60.0
 """How long a client may take to send a request."""
 
@@ -27,14 +32,14 @@ def create_app(
     retriever: Retriever,
     about: Mapping[str, Any] | None = None,
     *,
-    max_batch: int = 256,
-    workers: int = 1,
-    max_queries: int = 8192,
-    max_query_chars: int = 20_000,
-    max_topk: int = 100,
-    max_body_mb: float = 32.0,
-) -> FastAPI:
-    """Make the application.
+    max_batch: Count = 256,
+    workers: Count = 1,
+    max_queries: Count = 8192,
+    max_query_chars: Count = 20_000,
+    max_topk: Count = 100,
+    max_body_mb: Annotated[float, Field(gt=0)] = 32.0,
+) -> Any:
+    """Make the application, a FastAPI.
 
     `POST /retrieve` takes `{"queries": [..]}`, as the original, or `{"query": ".."}`, as SkyRL, both with `topk` (3
     where it is missing or null) and `return_scores` (false where it is missing, as in the original); fields that it
@@ -51,9 +56,17 @@ def create_app(
         max_query_chars: Longest query, in characters.
         max_topk: Most passages for a query.
         max_body_mb: Largest request, in MiB.
+
+    Raises:
+        UserError: FastAPI is not installed.
     """
-    from fastapi import FastAPI, Request, Response
-    from fastapi.responses import JSONResponse
+    try:
+        from fastapi import FastAPI, Request, Response
+        from fastapi.responses import JSONResponse
+    except ImportError as error:
+        raise UserError(
+            f"serving a retriever needs the package {error.name!r}: pip install 'stepgym[search]'"
+        ) from None
 
     search = BatchedSearch(retriever, max_batch=max_batch, workers=workers)
 
@@ -63,6 +76,7 @@ def create_app(
         await asyncio.to_thread(search.close)
 
     app = FastAPI(title="stepgym serve-retriever", lifespan=lifespan)
+    app.state.search = search
     schema = {"application/json": {"schema": RetrieveRequest.model_json_schema()}}
 
     async def retrieve(request: Request) -> Response:
