@@ -224,7 +224,7 @@ class SearchEnv(Env):
         errors: list[ActionError] = []
         for index, call in enumerate(calls):
             try:
-                text = await self._search(acting.parse_call(call))
+                text = await self._search(acting.parse_call(call)) or observation.NOTHING_FOUND
             except ActionError as error:
                 errors.append(error)
                 text = str(error)

@@ -16,7 +16,7 @@ INVALID_ACTION = (
     "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again."
 )
 INVALID_ACTION_BRIEF = "invalid: write <search></search> or <answer></answer>"
-NO_CALL = "Call `search` to look something up, or write the answer between <answer> and </answer>."
+NOTHING_FOUND = "No document fits this query."
 EMPTY_QUERY = "the query is empty"
 SEARCH_REFUSED = "searching is not allowed here: give the answer"
 

@@ -196,6 +196,8 @@ def test_a_search_that_finds_nothing_is_an_honest_empty_result(play: Play, text:
     assert result[0][0]["content"] == "\n\n<information></information>\n\n"
     assert result[4]["metrics"]["empty_results"] == 1
     assert "action_error" not in result[4]
+    _, (result,) = play(call("search", query(text)), actions="tools")
+    assert result[0][0]["content"] == "No document fits this query."
 
 
 def test_other_scripts_are_searched(play: Play) -> None:

@@ -27,6 +27,7 @@ from stepgym.record.store import TrajectoryStore
 from stepgym.run.rollouts import RolloutConfig, rollout
 
 TAGS = ["<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"]
+TEMPLATES = Path(__file__).parents[2] / "chat_templates"
 SMALL: dict[str, Any] = {"articles": 200, "instructions": "none", "observation_format": "brief"}
 
 
@@ -77,6 +78,19 @@ def test_the_expert_plays_through_the_recorder(tokenizer: Any, turns: Any, tmp_p
         assert sequences[0].response_ids is not None
         observed = np.asarray(sequences[0].loss_mask) == 0
         assert "<information>" in renderer.decode(np.asarray(sequences[0].response_ids)[observed])
+
+
+@pytest.mark.parametrize("template", ["tools_json", "tools_xml"])
+def test_the_expert_calls_the_tool_as_a_template_writes_it(template: str) -> None:
+    config = {**SMALL, "actions": "tools", "observation_format": "search-r1"}
+    tokenizer = build_tiny_tokenizer([task.prompt for task in tasks()], special_tokens=TAGS)
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    renderer = Renderer(tokenizer)
+    found = rollout(env(**config), tasks(), expert={}, renderer=renderer)
+    assert all((t.outcome, t.reward) == (Outcome.COMPLETED, 1.0) for t in found)
+    last = found[0].steps[-1]
+    assert last.prompt_ids is not None
+    assert "Doc 1(Title: " in renderer.decode(last.prompt_ids)
 
 
 def test_mistakes_are_recorded_with_their_reward(tokenizer: Any) -> None:
