@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stepgym.model.engines.vllm.installation import home, install, installations, remove
+from stepgym.model.engines.vllm.installation import engines_home, install, installations, remove
 
 engines = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -61,7 +61,7 @@ def list_engines(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
     for one in found:
         typer.echo(f"{one.kind} {one.version} in {one.path}")
     if not found:
-        typer.echo(f"nothing is installed in {home()}", err=True)
+        typer.echo(f"nothing is installed in {engines_home()}", err=True)
 
 
 @engines.command("remove")
@@ -71,4 +71,4 @@ def remove_engine(kind: _Kind) -> None:
     for one in gone:
         typer.echo(f"removed {one.path}")
     if not gone:
-        typer.echo(f"{kind.value} is not installed in {home()}", err=True)
+        typer.echo(f"{kind.value} is not installed in {engines_home()}", err=True)
