@@ -73,6 +73,50 @@ def test_the_gpu_recipe_makes_one_update_on_the_cpu(tmp_path: Path) -> None:
     assert (Path(result.model) / "model.safetensors").exists()
 
 
+@pytest.mark.slow
+def test_the_tiny_recipe_trains_in_one_open_turn_and_its_audit_is_clean(tmp_path: Path) -> None:
+    """A short form of it: of the warm start so much that turns end now and then in an action."""
+    recipe = load_recipe(
+        RECIPES / "tiny.yaml",
+        [
+            "renderer.turns=continue",
+            "renderer.max_observation_tokens=20",
+            "model.corpus_tasks=32",
+            "warm_start.0.tasks=64",
+            "warm_start.0.sft.updates=25",
+            "warm_start.1.tasks=16",
+            "warm_start.1.sft.updates=2",
+            "rollout.samples=3",
+            "budget.iterations=2",
+            "budget.tasks_per_iteration=4",
+            "evaluation.test_tasks=4",
+            "evaluation.every=0",
+            "algorithm.zero_variance=keep",
+            "threads=1",
+        ],
+    )
+    run = RunFolder(tmp_path / "run", config=recipe.model_dump(mode="json"), digest=recipe.digest)
+    result = train(recipe, run)
+    run.close()
+    assert result.updates == 2
+    found = audit(run.path, model=GapOptions("auto"))
+    assert [finding for finding in found.findings if finding.severity != "note"] == []
+    assert set(found.statistics["renderings"]) <= {"first", "continued", "turn_reopened"}
+    assert found.statistics["renderings"]["continued"] > 80
+    assert found.logprob_gap is not None
+    assert found.logprob_gap.tokens > 100
+    with TrajectoryStore(run.trajectories) as store:
+        played = list(store)
+    added = [
+        len(after.prompt_ids) - before.length
+        for trajectory in played
+        for before, after in zip(trajectory.steps, trajectory.steps[1:], strict=False)
+        if after.rendering == "continued" and after.prompt_ids is not None
+    ]
+    assert max(added) == 20
+    assert {trajectory.provenance["turns"] for trajectory in played} == {"continue"}
+
+
 @pytest.mark.vllm
 def test_the_tiny_recipe_trains_through_vllm_and_its_audit_is_clean(tmp_path: Path, serve_vllm: object) -> None:
     """A short form: that it learns as much is measured by benchmarks/sql_tiny.py."""
