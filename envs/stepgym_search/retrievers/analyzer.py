@@ -36,20 +36,20 @@ _BETWEEN_DIGITS = (
 _LETTER = r"[\p{L}\p{Nl}--[\p{Han}\p{Hiragana}\p{Katakana}]]"
 _MARK = r"[\p{M}\u200c\u200d\u00ad]"
 _WORDS = rf"""(?V1x)
-    _*[{_LETTER}\p{{Nd}}][{_LETTER}\p{{Nd}}_{_MARK}]*+
+    (?:(?<!_)_++)?[{_LETTER}\p{{Nd}}][{_LETTER}\p{{Nd}}_{_MARK}]*+
       (?:(?: (?<=[{_LETTER}{_MARK}]){_BETWEEN_LETTERS}(?={_LETTER})
            | (?<=\p{{Nd}}{_MARK}*){_BETWEEN_DIGITS}(?=\p{{Nd}})
          )[{_LETTER}\p{{Nd}}_{_MARK}]++
       )*+
     | [\p{{Han}}\p{{Hiragana}}]{_MARK}*
-    | _*[\p{{Katakana}}ー](?:[\p{{Katakana}}ー_]|{_MARK})*
+    | (?:(?<!_)_++)?[\p{{Katakana}}ー](?:[\p{{Katakana}}ー_]|{_MARK})*
     | \p{{Regional_Indicator}}{{2}}
     | \p{{Extended_Pictographic}}(?:\p{{Emoji_Modifier}}|\u200d\p{{Extended_Pictographic}}|{_MARK})*
 """
 # The same for ASCII, with Python's own `re`: most texts, in a quarter of the time.
 _ASCII_WORDS = re.compile(
-    r"_*[A-Za-z0-9][A-Za-z0-9_]*"
-    r"(?:(?:(?<=[A-Za-z])[:.'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))[A-Za-z0-9_]+)*"
+    r"(?:(?<!_)_++)?[A-Za-z0-9][A-Za-z0-9_]*+"
+    r"(?:(?:(?<=[A-Za-z])[:.'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))[A-Za-z0-9_]++)*+"
 )
 
 

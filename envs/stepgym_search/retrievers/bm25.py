@@ -17,6 +17,7 @@ from stepgym_search.document import Document
 from stepgym_search.retrievers.analyzer import Analyzer, StopWords
 from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.index_folder import open_index_folder
+from stepgym_search.retrievers.passages import passages_of
 from stepgym_search.retrievers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -95,11 +96,7 @@ class BM25Retriever:
             last = np.partition(found, len(rows) - k)[len(rows) - k]
             rows, found = rows[found >= last], found[found >= last]
         best = np.argsort(-found, kind="stable")[:k]
-        documents = (self._corpus[int(row)] for row in rows[best])
-        return [
-            Document(document.id, document.contents, score)
-            for document, score in zip(documents, found[best].tolist(), strict=True)
-        ]
+        return passages_of(self._corpus, zip(rows[best].tolist(), found[best].tolist(), strict=True))
 
     def _scores(self, query: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
         """The score of every passage, or None where the corpus has no word of the query. Shape (rows,)."""

@@ -22,6 +22,7 @@ from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.bm25 import MOST_WORDS, check_bm25
 from stepgym_search.retrievers.index_folder import MANIFEST, open_index_folder
 from stepgym_search.retrievers.java import INSTALL, java
+from stepgym_search.retrievers.passages import passages_of
 from stepgym_search.retrievers.query_text import well_formed
 
 _FORM = 1  # of our own indexes; a change makes old folders be built anew
@@ -181,8 +182,7 @@ class LuceneRetriever:
                 f"search: {self._folder} stores no passages, and its id {hit.name[:40]!r} is no row of the corpus: "
                 "make the index with pyserini's -storeRaw"
             )
-        document = corpus[row]
-        return Document(document.id, document.contents, hit.score)
+        return passages_of(corpus, [(row, hit.score)])[0]
 
     def _build(self, folder: Path) -> None:
         corpus = self._corpus
