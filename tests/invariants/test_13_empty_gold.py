@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stepgym_search.env import SearchEnv
 from stepgym_sql.env import SQLEnv
 
 from stepgym.env.shared import close_shared
 from stepgym.env.task import Task
 from stepgym.errors import UnscorableTask
+from stepgym.model.renderer import Renderer
+from stepgym.model.tiny import build_tiny_tokenizer
+from stepgym.record.outcome import Outcome, OutcomePolicy
+from stepgym.run.rollouts import rollout
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +64,39 @@ def test_no_gold_query(root: str, gold: str | None) -> None:
 def test_a_gold_answer_of_zero_or_null_is_an_answer(root: str) -> None:
     begin(root, "SELECT count(*) FROM t WHERE a = 2")
     begin(root, "SELECT max(a) FROM t WHERE a = 2")
+
+
+NOTHING = st.sampled_from(["", " ", "the", "A", "an the", "...", "?!", "。", "\u200b", "“ ”"])
+
+
+@settings(max_examples=60)
+@given(
+    gold=st.one_of(st.none(), NOTHING, st.lists(NOTHING, max_size=3)),
+    match=st.sampled_from(["exact", "substring"]),
+    actions=st.sampled_from(["tags", "tools"]),
+)
+def test_golden_answers_of_which_nothing_is_left(gold: Any, match: Any, actions: Any) -> None:
+    env = SearchEnv(match=match, actions=actions, allow_search=False)
+    with pytest.raises(UnscorableTask, match="task empty: there is no golden answer"):
+        env.reset(options={"task": Task("empty", "?", gold)})
+
+
+@given(answer=NOTHING, match=st.sampled_from(["exact", "substring"]))
+def test_an_answer_of_which_nothing_is_left(answer: str, match: Any) -> None:
+    env = SearchEnv(match=match, allow_search=False)
+    env.reset(options={"task": Task("full", "?", ["the Narn", "", "a"])})
+    _, reward, terminated, *_ = env.step(f"<answer>{answer}</answer>")
+    assert (reward, terminated) == (0.0, True)
+
+
+def test_it_is_reported_once_and_not_tried_again() -> None:
+    tasks = [Task("empty", "?", [""], {"plan": {"searches": [], "answer": "", "slips": {}}})]
+    (found,) = rollout(
+        lambda: SearchEnv(allow_search=False),
+        tasks,
+        expert={},
+        policy=OutcomePolicy(max_infrastructure_share=1.0),
+        renderer=Renderer(build_tiny_tokenizer(["?"])),
+    )
+    assert (found.outcome, found.reward, found.id.attempt) == (Outcome.ENV_ERROR, None, 0)
+    assert "unscorable task: task empty" in found.outcome_detail

@@ -443,3 +443,5 @@ def test_what_is_missing_shows_before_the_first_episode(tmp_path: Path, passages
     with pytest.raises(UserError, match=r"there is no data set .*gone\.json"):
         SearchEnv(corpus=str(passages), dataset=str(tmp_path / "gone.json")).tasks("train")
     assert len(SearchEnv(dataset=str(path), allow_search=False).tasks("train")) == 1
+    elsewhere = {"kind": "http", "url": "http://127.0.0.1:9"}  # it has the corpus
+    assert len(SearchEnv(dataset=str(path), retriever=elsewhere).tasks("train")) == 1
