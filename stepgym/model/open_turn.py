@@ -98,9 +98,9 @@ def check_turns(turns: str, history: str, max_observation_tokens: int | None) ->
 
 def refuse_for_chat(turns: str, history: str) -> None:
     """Refuse what an engine that speaks only chat cannot do: it has no ids to go on from. Raises `UserError`."""
-    wanted = "turns: continue" if turns == "continue" else "history: append" if history == "append" else ""
-    if wanted:
-        raise UserError(
-            f"renderer.{wanted} needs an engine that takes token ids; one that speaks only chat renders every prompt "
-            "anew (with the model's tokenizer, a server with /v1/completions that returns ids will do)"
-        )
+    for name, value, usual in (("turns", turns, "conversation"), ("history", history, "template")):
+        if value != usual:
+            raise UserError(
+                f"renderer.{name}: {value} needs an engine that takes token ids; one that speaks only chat renders "
+                f"every prompt itself (give the tokenizer of a server with /v1/completions, or set it to {usual})"
+            )

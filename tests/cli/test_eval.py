@@ -76,6 +76,33 @@ def test_auto_goes_over_to_chat_where_no_ids_come_back(
         assert all(step.prompt_ids is None for trajectory in store for step in trajectory.steps)
 
 
+def test_in_one_open_turn_through_an_endpoint_that_takes_ids(
+    stepgym: Callable[..., Any], start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    server, out = start_server(), tmp_path / "run"
+    where = ["--base-url", server.url, "--model", server.name, "--tokenizer", server.folder]
+    settings = ["renderer.turns=continue", "renderer.max_observation_tokens=3"]
+    check(stepgym("eval", *ENV, *where, *settings, "--out", out), out, 6)
+    with TrajectoryStore(out / "trajectories") as store:
+        steps = [step for trajectory in store for step in trajectory.steps]
+    assert {step.rendering for step in steps} <= {"first", "continued", "turn_reopened"}
+    assert len(steps) > 6
+    done = stepgym("audit", out, "--fail-on", "warning")
+    assert done.code == 0, done.out
+
+
+def test_endpoints_that_speak_only_chat_cannot_go_on_in_an_open_turn(
+    stepgym: Callable[..., Any], start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    told, silent = start_server(), start_server(token_ids=False)
+    for name, server, more in (("a", told, ["--api", "chat"]), ("b", silent, ["--tokenizer", silent.folder])):
+        where = ["--base-url", server.url, "--model", server.name, *more, "--out", tmp_path / name]
+        done = stepgym("eval", *ENV, *where, "renderer.turns=continue")
+        assert done.code == 2
+        assert "renderer.turns: continue needs an engine that takes token ids" in done.err
+        assert "Traceback" not in done.err
+
+
 def test_a_trained_model_with_its_recipe(stepgym: Callable[..., Any], trained: Path, tmp_path: Path) -> None:
     """The command that `stepgym train` ends with."""
     summary, out = json.loads((trained / "summary.json").read_text()), tmp_path / "run"

@@ -378,3 +378,14 @@ def test_without_a_tokenizer_ids_are_still_compared(bench: Bench) -> None:
             store.append(replace(last, steps=(*last.steps[:2], each)))
         found = [(f.check, f.step) for f in serious(audit(folder)) if f.check != "missing_samples"]
         assert found == [("not_extended", 2)] * number
+
+
+def test_where_observations_are_cut_is_in_the_record_and_not_in_the_tokenizer(bench: Bench, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    bench.renderer.tokenizer.save_pretrained(plain)
+    assert serious(audit(bench.folder / "clean", tokenizer=plain)) == []
+    provenance = {**bench.clean[-1].provenance, "max_observation_tokens": 13}
+    found = bench.findings(0, provenance=provenance)
+    assert [(f.check, f.step) for f in found] == [("prompt_drift", 1), ("prompt_drift", 2)]
+    assert all(f.text.startswith("12 of the observation's") for f in found)
+    assert all("max_observation_tokens is 13" in f.text for f in found)

@@ -34,8 +34,9 @@ def follows(view: StepView) -> Iterator[Fault]:
     elif view.parent is not None and step.rendering == "first":
         yield Fault(f"its prompt is said to be a conversation's first, but it follows step {step.follows}")
     turns = view.trajectory.provenance.get("turns")
-    told = step.rendering in (*EXTENDING, *ANEW)
-    if (turns == "continue" and told) or (turns == "conversation" and view.in_open_turn):
+    of_one_turn = view.in_open_turn or step.rendering == "turn_closed"
+    of_messages = step.rendering in (*EXTENDING, *ANEW)
+    if (turns == "continue" and of_messages) or (turns == "conversation" and of_one_turn):
         yield Fault(f"its prompt is said to be {step.rendering!r}, which no prompt is under the run's turns: {turns}")
     if view.parent is not None and view.parent.step.message is None:
         yield Fault(f"it follows step {step.follows}, whose message is not recorded", severity="warning")
