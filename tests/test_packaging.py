@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENVS = ("stepgym_search", "stepgym_sql")
 HEAVY = ("torch", "transformers", "vllm", "datasets", "pyarrow", "matplotlib", "openai", "pandas")
 
 
@@ -54,17 +55,19 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     info = f"stepgym-{PROJECT['version']}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"stepgym", "stepgym_sql", info}
-    for needed in ("stepgym/py.typed", "stepgym_sql/py.typed", f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"):
+    assert {name.split("/")[0] for name in names} == {"stepgym", *ENVS, info}
+    typed = [f"{package}/py.typed" for package in ("stepgym", *ENVS)]
+    for needed in (*typed, f"{info}/licenses/LICENSE", f"{info}/entry_points.txt"):
         assert needed in names
     modules = {name for name in names if name.endswith(".py")}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "stepgym").rglob("*.py")}
-    sources |= {str(path.relative_to(ROOT / "envs")) for path in (ROOT / "envs" / "stepgym_sql").rglob("*.py")}
+    sources |= {str(path.relative_to(ROOT / "envs")) for path in (ROOT / "envs").rglob("*.py")}
     assert modules == sources
 
 
 def test_the_wheel_works_outside_the_clone(python: Path, tmp_path: Path) -> None:
-    code = "import json, stepgym, stepgym_sql; print(json.dumps([stepgym.__file__, stepgym_sql.__file__]))"
+    packages = ", ".join(("stepgym", *ENVS))
+    code = f"import json, {packages}; print(json.dumps([package.__file__ for package in ({packages})]))"
     for place in json.loads(run(python, "-c", code, cwd=tmp_path)):
         assert Path(place).is_relative_to(python.parents[1]), f"{place} is not the installed one"
 
@@ -80,18 +83,21 @@ from importlib.metadata import distribution
 import gymnasium
 for entry in distribution("stepgym").entry_points:
     print(entry.group, entry.name, entry.load().__name__)
-print(gymnasium.make("stepgym:stepgym/sql-v0").unwrapped.spec.id)
+for env in ("search", "sql"):
+    print(gymnasium.make(f"stepgym:stepgym/{env}-v0").unwrapped.spec.id)
 """
     lines = run(python, "-c", code, cwd=tmp_path).splitlines()
     assert "console_scripts stepgym main" in lines
     assert "stepgym.envs stepgym/sql-v0 SQLEnv" in lines
-    assert lines[-1] == "stepgym/sql-v0"
+    assert "stepgym.envs stepgym/search-v0 SearchEnv" in lines
+    assert "stepgym.commands serve-retriever serve_retriever" in lines
+    assert lines[-2:] == ["stepgym/search-v0", "stepgym/sql-v0"]
 
 
 def test_the_command_of_the_wheel_runs(python: Path, tmp_path: Path) -> None:
     assert "check-env" in run(python.parent / "stepgym", "--help", cwd=tmp_path)
     listed = json.loads(run(python.parent / "stepgym", "list", "envs", "--json", cwd=tmp_path))
-    assert "stepgym/sql-v0" in [entry["name"] for entry in listed]
+    assert {"stepgym/search-v0", "stepgym/sql-v0"} <= {entry["name"] for entry in listed}
 
 
 def test_import_stepgym_registers_the_environments_and_loads_nothing_heavy() -> None:
@@ -107,7 +113,15 @@ print(json.dumps([loaded, envs, "stepgym/sql-v0" in gymnasium.registry]))
 
 @pytest.mark.parametrize(
     "module",
-    ["stepgym.cli.main", "stepgym.env.tool_env", "stepgym.run.statistics", "stepgym.cli.tables", "stepgym_sql.env"],
+    [
+        "stepgym.cli.main",
+        "stepgym.env.tool_env",
+        "stepgym.run.statistics",
+        "stepgym.cli.tables",
+        "stepgym_search.env",
+        "stepgym_search.server.command",
+        "stepgym_sql.env",
+    ],
 )
 def test_evaluating_and_writing_environments_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])"
