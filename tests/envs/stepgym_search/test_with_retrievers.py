@@ -1,0 +1,49 @@
+"""The environment with each retriever that searches here: the same episodes, whatever finds the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stepgym_search.env import SearchEnv
+
+from stepgym.env.shared import close_shared
+from stepgym.env.task import Task
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_everything() -> Iterator[None]:
+    yield
+    close_shared(SearchEnv)
+
+
+@pytest.mark.parametrize("retriever", ["bm25s", "pyserini", {"kind": "bm25s", "k1": 1.2, "stemmer": "none"}])
+def test_the_expert_succeeds_whatever_searches(retriever: Any) -> None:
+    config: dict[str, Any] = {"articles": 400, "retriever": retriever}
+    found = []
+    for task in SearchEnv(**config).tasks("validation")[:10]:
+        env = SearchEnv(**config)
+        env.reset(seed=0, options={"task": task})
+        info: dict[str, Any] = {}
+        for turn in env.expert(task):
+            *_, info = env.step(turn)
+        assert info["success"]
+        found.append(info["metrics"]["gold_retrieved"])
+    assert sum(found) / len(found) > 0.9
+
+
+@pytest.mark.parametrize("retriever", ["bm25s", "pyserini"])
+@pytest.mark.parametrize(
+    "query", ["AND (", '"', "x" * 1999, "*:*", "id:velor", "\0\ud83d", "京都 AND", "-poet", "café~2"]
+)
+def test_no_query_is_syntax_or_raises(passages: Path, retriever: str, query: str) -> None:
+    env = SearchEnv(corpus=str(passages), retriever=retriever)
+    env.reset(options={"task": Task("t", "?", "gold")})
+    (message,), reward, terminated, truncated, info = env.step(f"<search>{query}</search>")
+    assert message["content"].startswith("\n\n<information>")
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert "action_error" not in info
+    if query in ("*:*", "AND ("):
+        assert info["metrics"]["empty_results"] == 1
