@@ -11,6 +11,7 @@ from stepgym_search.env import SearchEnv
 
 from stepgym.env.shared import close_shared
 from stepgym.env.task import Task
+from stepgym.errors import UserError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,3 +60,31 @@ def test_a_dense_retriever_finds_what_is_meant(passages: Path) -> None:
     env.reset(options={"task": Task("t", "?", "gold")})
     (message,), *_ = env.step("<search>somebody who writes verses</search>")
     assert 'Doc 1(Title: "Velor")' in message["content"]
+
+
+OWN = """
+from stepgym_search.document import Document
+
+class Only:
+    needs_corpus = True
+
+    def __init__(self, corpus, *, row: int = 0):
+        self.corpus, self.row = corpus, row
+
+    def search(self, queries, k):
+        return [[self.corpus[self.row]] for _ in queries]
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_retriever_of_ones_own(passages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_retriever.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = SearchEnv(corpus=str(passages), retriever={"kind": "own_retriever:Only", "row": 2})
+    env.reset(options={"task": Task("t", "?", "gold")})
+    (message,), *_ = env.step("<search>anything</search>")
+    assert 'Doc 1(Title: "Ost")' in message["content"]
+    with pytest.raises(UserError, match="unknown field 'rwo'; did you mean 'row'"):
+        SearchEnv(retriever={"kind": "own_retriever:Only", "rwo": 2})
