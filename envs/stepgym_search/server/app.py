@@ -73,7 +73,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(search.close)
+        await asyncio.to_thread(search.close, 1.0)  # no request waits for it any more
 
     app = FastAPI(title="stepgym serve-retriever", lifespan=lifespan)
     app.state.search = search

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import signal
 import socket
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 SECTIONS = ("retriever", "server", "encyclopedia")
 PATIENCE = 10
-"""Seconds that requests under way are given when the server is to end."""
+"""Seconds that searches under way are given when the server is to end."""
 
 
 def serve_retriever(
@@ -203,6 +204,14 @@ def _run(app: Any, listening: socket.socket, host: str) -> None:
             if self.started:
                 typer.echo(url)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Closing the search answers those who still wait for it; uvicorn would break off their requests.
+            giving_up = asyncio.get_running_loop().call_later(PATIENCE, app.state.search.close, 0.0)
+            try:
+                await super().shutdown(sockets)
+            finally:
+                giving_up.cancel()
+
     config = uvicorn.Config(
         app,
         log_config=None,  # its messages go where ours go
@@ -210,7 +219,7 @@ def _run(app: Any, listening: socket.socket, host: str) -> None:
         access_log=False,
         lifespan="on",
         timeout_keep_alive=60,  # clients keep connections for about as long between two rounds of searches
-        timeout_graceful_shutdown=PATIENCE,
+        timeout_graceful_shutdown=PATIENCE + 5,
     )
     try:
         listening.listen(config.backlog)

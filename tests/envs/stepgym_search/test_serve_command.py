@@ -115,6 +115,37 @@ def test_an_interrupt_while_a_search_runs_lets_it_end(start: Any, raw_server: An
     assert ended(process)[0] == 130
 
 
+HANGS = """
+import time
+class Hangs:
+    needs_corpus = False
+    def __init__(self, corpus, *, seconds: float = 1e6):
+        self.seconds = seconds
+    def search(self, queries, k):
+        time.sleep(self.seconds)
+    def close(self):
+        raise AssertionError("a search is still running")
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_hangs_is_given_up_when_the_server_is_to_end(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGS)
+    process = start("--retriever", "hanging:Hangs")
+    url = url_of(process)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{url}/retrieve", json={"query": "a"}, trust_env=False, timeout=60)
+        end = time.monotonic() + 10
+        while httpx.get(f"{url}/health", trust_env=False).json()["searches"] < 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert answer.result(60).status_code == 503
+        assert answer.result().json() == {"detail": "the search failed: the search has been closed"}
+    code, _, errors = ended(process)
+    assert code == 130
+    assert errors.splitlines() == ["interrupted"]
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
