@@ -30,8 +30,8 @@ import json
 import os
 import platform
 import random
-import resource
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -162,11 +162,13 @@ def work(job: dict[str, Any]) -> None:
     answer: dict[str, Any] = {"first_open_s": time.perf_counter() - start}
     if job["task"] == "build":
         folder = index_folder()
+        status = Path("/proc/self/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
         files = [path for path in folder.rglob("*") if path.is_file()] if folder else []
         answer |= {
             "build_s": answer.pop("first_open_s"),
             "index_mb": sum(path.stat().st_size for path in files) / MB,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_mb": peak * 1024 / MB,
         }
         retriever.close()
         print(json.dumps(answer), flush=True)
@@ -272,6 +274,7 @@ def measure(job: dict[str, Any], home: Path, limit: float) -> dict[str, Any]:
         if job["retriever"] == "http":
             job["url"], server = stack.enter_context(served(Path(job["corpus"]), home))
         else:
+            shutil.rmtree(home, ignore_errors=True)  # of an earlier run with the same --home
             builder = run("build")
             result |= builder.answer(limit)
             builder.end()

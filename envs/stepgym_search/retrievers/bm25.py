@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MOST_WORDS = 1024
 """Different words of a query that are looked for, its first ones. Lucene has the same limit."""
 
+Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
+
+_BLOCK = 256
 _FORM = 1  # of the files in the folder; a change makes old folders be built anew
 
 
@@ -89,16 +93,10 @@ class BM25Retriever:
         scores = self._scores(query)
         if scores is None or k <= 0:
             return []
-        rows = np.flatnonzero(scores)
-        found = scores[rows]
-        if len(rows) > k:
-            # All that are as good as the k-th, then in order: which of equal ones come first must not be chance.
-            last = np.partition(found, len(rows) - k)[len(rows) - k]
-            rows, found = rows[found >= last], found[found >= last]
-        best = np.argsort(-found, kind="stable")[:k]
-        return passages_of(self._corpus, zip(rows[best].tolist(), found[best].tolist(), strict=True))
+        rows = best_rows(scores, k)
+        return passages_of(self._corpus, zip(rows.tolist(), scores[rows].tolist(), strict=True))
 
-    def _scores(self, query: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    def _scores(self, query: str) -> Scores | None:
         """The score of every passage, or None where the corpus has no word of the query. Shape (rows,)."""
         vocabulary, index = self._vocabulary, self._index
         if vocabulary is None or index is None:
@@ -111,7 +109,7 @@ class BM25Retriever:
                 by_count.setdefault(count, []).append(number)
         if not by_count:
             return None
-        scores: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        scores: Scores | None = None
         try:
             for count, numbers in by_count.items():
                 part = index.get_scores_from_ids(numbers)
@@ -168,6 +166,22 @@ class BM25Retriever:
         if not whole:
             raise UserError(f"the index in {self._folder} is damaged; remove it and it is built again")
         return vocabulary, index
+
+
+def best_rows(scores: Scores, k: int) -> Rows:
+    """The rows of the k largest scores above 0, best first, equal ones in order; fewer where fewer are above 0.
+
+    Args:
+        scores: Shape (rows,), none negative, all finite.
+        k: At least 1.
+    """
+    # A row below the k-th best maximum of a block cannot be among the best k: one quick pass leaves few to sort.
+    whole = len(scores) // _BLOCK * _BLOCK
+    maxima = scores[:whole].reshape(-1, _BLOCK).max(axis=1)
+    least = np.partition(maxima, len(maxima) - k)[len(maxima) - k] if len(maxima) >= k else np.float32(0)
+    rows = np.flatnonzero(scores >= least) if least > 0 else np.flatnonzero(scores)
+    found: Rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]
+    return found
 
 
 def check_bm25(k1: float, b: float) -> None:
