@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, TypeAlias, overload
 
@@ -19,15 +19,16 @@ from stepgym_search.encyclopedia.splits import SPLITS, split_of, world_of, world
 from stepgym_search.encyclopedia.world import Entity, World
 
 QUESTIONS_PER_WORLD = 5
+_MOST_PASSED_OVER = 100
 
 Slip: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """A candidate in a world: what it starts from, whose articles are read, what they say."""
+    """A candidate in a world: what the question calls those it is about, whose articles are read, what they say."""
 
-    starts: list[Entity]
+    mentions: list[str]
     read: list[Entity]
     answers: list[str]
     said: str
@@ -37,13 +38,15 @@ class _Solved:
 class GeneratedQuestions(Sequence[Task]):
     """The questions of a split, made on demand: the same config, split and index give the same task everywhere.
 
-    Five about each of the split's worlds: index `i` is about world `i % n` of its `n`. A task's `prompt` is the
-    question, its `answer` the golden answers, and its `data` say how it can be solved:
+    Five about each of the split's worlds: index `i` is about world `i % n` of its `n`, or, where that allows no
+    question of the chosen kinds, about the next one that does. A task's `prompt` is the question, its `answer` the
+    golden answers, and its `data` say how it can be solved:
 
     - `encyclopedia`: digest of the texts; `world`; `kind`; `hops`, the articles to be read.
-    - `plan`: the `searches` of one who knows what to look for, the `answer` as the last article writes it, and `slips`:
-      by name, after how many of the searches one might give which wrong `answer`. `stop` takes what an earlier article
-      says, `field` another fact of the same kind from the last.
+    - `plan`: the `searches` of one who knows what to look for, what each article read is good for (`takes`, names of
+      relations), the `answer` as the last article writes it, and `slips`: by name, after how many of the searches one
+      might take what, and give which wrong `answer`. `stop` takes what an earlier article says, `field` another fact
+      of the same kind from the last.
     - `articles`: ids of those that prove the answer, one for each search.
 
     Raises `UserError` for a split that does not exist.
@@ -70,16 +73,24 @@ class GeneratedQuestions(Sequence[Task]):
         if isinstance(index, slice):
             return GeneratedQuestions(self._config, self._split, self._indices[index])
         number, place = divmod(self._indices[index], self._worlds)
-        return draw_task(self._config, world_of(self._split, place), number)
+        own = world_of(self._split, place)
+        for turn in range(min(self._worlds, _MOST_PASSED_OVER)):
+            task = draw_task(self._config, world_of(self._split, (place + turn) % self._worlds), number)
+            if task is not None:
+                return replace(task, id=f"{self._split}-{own}-{number}")
+        raise UserError(
+            f"search: no question of the kinds {', '.join(self._config.every_kind)} can be asked of these articles; "
+            "choose other kinds, or more relations"
+        )
 
     def __iter__(self) -> Iterator[Task]:
         return (self[index] for index in range(len(self)))
 
 
-def draw_task(config: EncyclopediaConfig, world: int, number: int) -> Task:
+def draw_task(config: EncyclopediaConfig, world: int, number: int) -> Task | None:
     """Question `number`, below five, about a world.
 
-    Raises `UserError` when the world, with what its articles leave out, allows no question of the config's kinds.
+    None where the world, with what its articles leave out, allows no question of the config's kinds.
     """
     draw = Stream(config.seed, "question", world, number)
     kinds = config.every_kind
@@ -90,9 +101,7 @@ def draw_task(config: EncyclopediaConfig, world: int, number: int) -> Task:
             solved = _solve(made, kind, candidate, draw)
             if solved is not None:
                 return _task(made, kind, number, candidate, solved, draw)
-    raise UserError(
-        f"search: world {world} allows no question of the kinds {', '.join(kinds)}; choose more kinds or relations"
-    )
+    return None
 
 
 def _in_turn(config: EncyclopediaConfig, kind: str, world: int, number: int) -> Iterator[Candidate]:
@@ -124,9 +133,9 @@ def _solve(world: World, kind: str, candidate: Candidate, draw: Stream) -> _Solv
     if (value is None) != (kind == "unanswerable"):
         return None
     slips = _slips(read, relation, value)
-    if value is None:
-        return _Solved(read[:1], read, list(UNKNOWN), UNKNOWN[0], slips)
-    return _Solved(read[:1], read, _golden(value), read[-1].spell(relation), slips)
+    answers = list(UNKNOWN) if value is None else _golden(value)
+    said = UNKNOWN[0] if value is None else read[-1].spell(relation)
+    return _Solved([_mention(read[0], answers, draw)], read, answers, said, slips)
 
 
 def _golden(value: Entity | Day) -> list[str]:
@@ -143,7 +152,7 @@ def _slips(read: Sequence[Entity], relation: Relation, value: Entity | Day | Non
         entity = read[searches - 1]
         for other in entity.facts:
             if RELATIONS[other].object == relation.object and entity.facts[other] != value and name not in slips:
-                slips[name] = {"searches": searches, "answer": entity.spell(RELATIONS[other])}
+                slips[name] = {"searches": searches, "takes": other, "answer": entity.spell(RELATIONS[other])}
     return slips
 
 
@@ -154,13 +163,15 @@ def _compare(world: World, candidate: Candidate, draw: Stream) -> _Solved | None
     if None in days or days[0] == days[1]:
         return None
     right = _outer(two, relation, candidate.later)
-    wrong = two[0] if right is two[1] else two[1]
-    slips: dict[str, Slip] = {"stop": {"searches": 1, "answer": wrong.name}}
-    for name in wrong.facts:
-        other = RELATIONS[name]
-        if other.object == "date" and name in right.facts and _outer(two, other, candidate.later) is wrong:
-            slips["field"] = {"searches": 2, "answer": wrong.name}
-    return _Solved(two, two, _golden(right), right.name, slips)
+    answers = _golden(right)
+    mentions = [_mention(entity, answers, draw) for entity in two]
+    chosen, other = mentions if right is two[0] else mentions[::-1]
+    slips: dict[str, Slip] = {"stop": {"searches": 1, "takes": relation.name, "answer": other}}
+    for rival in map(RELATIONS.__getitem__, right.facts):
+        stated = rival.object == "date" and all(rival.name in entity.facts for entity in two)
+        if stated and _outer(two, rival, candidate.later) is not right:
+            slips["field"] = {"searches": 2, "takes": rival.name, "answer": other}
+    return _Solved(mentions, two, answers, chosen, slips)
 
 
 def _outer(entities: Sequence[Entity], relation: Relation, latest: bool) -> Entity:
@@ -177,11 +188,13 @@ def _day(entity: Entity, relation: Relation) -> Day:
 
 def _task(world: World, kind: str, number: int, candidate: Candidate, solved: _Solved, draw: Stream) -> Task:
     config = world.config
-    mentions = [_mention(entity, solved.answers, draw) for entity in solved.starts]
+    mentions = solved.mentions
     question = _word(candidate, mentions, draw if config.wording == "varied" else None)
     if "unanswerable" in config.every_kind:
         question += UNKNOWN_RULE
     searches = mentions + [entity.name for entity in solved.read[len(mentions) :]]
+    takes = [relation.name for relation in candidate.chain]
+    takes += takes[-1:] * (len(searches) - len(takes))  # a comparison takes the same from both
     return Task(
         id=f"{split_of(world.index)}-{world.index}-{number}",
         prompt=question,
@@ -191,7 +204,7 @@ def _task(world: World, kind: str, number: int, candidate: Candidate, solved: _S
             "world": world.index,
             "kind": kind,
             "hops": len(solved.read),
-            "plan": {"searches": searches, "answer": solved.said, "slips": solved.slips},
+            "plan": {"searches": searches, "takes": takes, "answer": solved.said, "slips": solved.slips},
             "articles": [entity.id for entity in solved.read],
         },
     )

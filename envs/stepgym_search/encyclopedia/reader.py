@@ -14,7 +14,7 @@ from functools import cache
 from stepgym.errors import UserError
 from stepgym_search.document import Document
 from stepgym_search.encyclopedia.article import ALIAS_FORMS, COPULAS, FILLERS, MENTIONS, PRONOUNS
-from stepgym_search.encyclopedia.categories import NOUNS, PLAIN_NOUNS, Category
+from stepgym_search.encyclopedia.categories import CATEGORIES, NOUNS, PLAIN_NOUNS, Category
 from stepgym_search.encyclopedia.dates import read_day, spellings
 from stepgym_search.encyclopedia.relations import COMPARISONS, RELATIONS, UNKNOWN, UNKNOWN_RULE, Relation
 
@@ -60,9 +60,14 @@ def read_answers(question: str, documents: Iterable[Document]) -> list[str]:
         UserError: The articles contradict each other, or do not tell although the question expects them to; or the
             question can be taken in no way or in two.
     """
-    readings = {reading.name: reading for reading in map(read_article, documents)}
-    names = {name: name for name in readings}
-    names.update({reading.alias: name for name, reading in readings.items() if reading.alias is not None})
+    readings: dict[str, Reading] = {}
+    names: dict[str, str] = {}
+    for reading in map(read_article, documents):
+        readings[reading.name] = reading
+        for name in filter(None, (reading.name, reading.alias)):
+            if name in names:
+                raise UserError(f"search: two articles are called {name!r}")
+            names[name] = reading.name
     asked = question.removesuffix(UNKNOWN_RULE)
     ways = {*_ask_one(asked, names), *_ask_two(asked, names)}
     if len(ways) != 1:
@@ -99,19 +104,18 @@ def _fact(readings: dict[str, Reading], name: str, relation: Relation) -> str | 
 
 def _read_first(name: str, sentence: str) -> Reading:
     """The first sentence: the name, perhaps another, what it is, and facts."""
-    for category, copula in COPULAS.items():
-        for form in ("{s}", *ALIAS_FORMS):
-            subject = re.escape(name).join(map(re.escape, form.split("{s}")))
-            subject = subject.replace(re.escape("{alias}"), r"(?P<alias>[^,()]+)")
-            nouns = "|".join(sorted({*NOUNS[category], PLAIN_NOUNS[category]}, key=len, reverse=True))
-            match = re.fullmatch(rf"{subject} {copula} an? (?:{nouns})(?P<facts> .+)?", sentence)
-            if match is None:
-                continue
-            reading = Reading(name, category, match.groupdict().get("alias"))
-            for part in (match["facts"] or "").strip().split(" and "):
-                if part:
-                    _add(reading, part, {(r, m["o"]) for r, p in _participles(category) if (m := p.fullmatch(part))})
-            return reading
+    rest = sentence.removeprefix(name)
+    for category in CATEGORIES:
+        match = _introduction(category).fullmatch(rest)
+        if match is None or rest == sentence:
+            continue
+        groups = match.groupdict()
+        facts = (groups.pop("facts") or "").strip()
+        reading = Reading(name, category, next(filter(None, groups.values()), None))
+        for part in facts.split(" and "):
+            if part:
+                _add(reading, part, {(r, m["o"]) for r, p in _participles(category) if (m := p.fullmatch(part))})
+        return reading
     raise UserError(f"search: cannot be read: {sentence!r}")
 
 
@@ -179,6 +183,17 @@ def _ask_two(question: str, names: dict[str, str]) -> Iterator[_Way]:
 def _pattern(form: str) -> re.Pattern[str]:
     """What a wording matches, with a group for each of its places."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(form)))
+
+
+@cache
+def _introduction(category: Category) -> re.Pattern[str]:
+    """What follows the name in a first sentence: perhaps another name, what it is, and facts."""
+    aliases = "|".join(
+        re.escape(form.removeprefix("{s}")).replace(r"\{alias\}", f"(?P<alias{number}>[^,()]+)")
+        for number, form in enumerate(ALIAS_FORMS)
+    )
+    nouns = "|".join(sorted({*NOUNS[category], PLAIN_NOUNS[category]}, key=len, reverse=True))
+    return re.compile(rf"(?:{aliases})? {COPULAS[category]} an? (?:{nouns})(?P<facts> .+)?")
 
 
 @cache
