@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from collections import Counter
@@ -123,8 +124,6 @@ class BM25Retriever:
         return scores
 
     def _build(self, folder: Path) -> None:
-        import bm25s
-
         numbers: dict[str, int] = {}
         passages = [
             array("i", [numbers.setdefault(word, len(numbers)) for word in self._analyzer(document.contents)])
@@ -138,19 +137,16 @@ class BM25Retriever:
         numbers.clear()
         for row, passage in enumerate(passages):
             passages[row] = array("i", places[np.frombuffer(passage, dtype=np.int32)].tobytes())
-        index = bm25s.BM25(k1=self._settings["k1"], b=self._settings["b"], method="lucene", backend="numpy")
+        index = _library().BM25(k1=self._settings["k1"], b=self._settings["b"], method="lucene", backend="numpy")
         index.index((passages, dict(enumerate(range(len(ordered))))), create_empty_token=False, show_progress=False)
         index.vocab_dict = {}  # ours is in the table
         index.save(folder, show_progress=False)
 
     def _open(self) -> tuple[Vocabulary | None, bm25s.BM25 | None]:
-        try:
-            import bm25s
-        except ImportError as error:
-            raise UserError(f"the retriever bm25s needs a library: {error}; pip install stepgym") from None
+        library = _library()
         try:
             vocabulary = Vocabulary(self._folder)
-            index = bm25s.BM25.load(self._folder, mmap=True, load_vocab=False, show_progress=False)
+            index = library.BM25.load(self._folder, mmap=True, load_vocab=False, show_progress=False)
             for name in ("indptr", "indices", "data"):
                 index.scores[name] = np.asarray(index.scores[name])  # still mapped; a plain array is quicker to cut
             starts, rows, scores = (index.scores[name] for name in ("indptr", "indices", "data"))
@@ -166,6 +162,14 @@ class BM25Retriever:
         if not whole:
             raise UserError(f"the index in {self._folder} is damaged; remove it and it is built again")
         return vocabulary, index
+
+
+def _library() -> Any:
+    """The library bm25s, which would write its debugging lines wherever anybody listens to the log."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    return bm25s
 
 
 def best_rows(scores: Scores, k: int) -> Rows:

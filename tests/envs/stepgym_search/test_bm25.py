@@ -5,6 +5,8 @@ import math
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -326,3 +328,15 @@ def test_closed_means_closed(drawn: Corpus) -> None:
     retriever.close()
     with pytest.raises(RetrieverError, match="is closed"):
         retriever.search(["w1"], 1)
+
+
+def test_building_and_searching_say_nothing_for_debugging(drawn: Corpus, tmp_path: Path) -> None:
+    script = (
+        "import logging, sys; logging.basicConfig(level=logging.INFO, format='%(name)s %(message)s'); "
+        "from stepgym_search.corpus import open_corpus; from stepgym_search.retrievers.bm25 import BM25Retriever; "
+        "BM25Retriever(open_corpus(sys.argv[1]), index_path=sys.argv[2]).search(['w1', ''], 3)"
+    )
+    command = [sys.executable, "-c", script, str(drawn.path), str(tmp_path / "index")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == ""
+    assert {line.split()[0] for line in done.stderr.splitlines()} == {"stepgym_search.retrievers.index_folder"}
