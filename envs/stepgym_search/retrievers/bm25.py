@@ -30,7 +30,7 @@ MOST_WORDS = 1024
 Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
-_BLOCK = 256
+_BLOCK = 2048
 _FORM = 1  # of the files in the folder; a change makes old folders be built anew
 
 

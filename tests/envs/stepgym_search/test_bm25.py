@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepgym_search.corpus import Corpus, open_corpus
-from stepgym_search.retrievers import check_retriever, index_folder, open_retriever
+from stepgym_search.retrievers import bm25, check_retriever, index_folder, open_retriever
 from stepgym_search.retrievers.analyzer import Analyzer
 from stepgym_search.retrievers.base import Retriever, RetrieverError
 from stepgym_search.retrievers.bm25 import BM25Retriever, best_rows
@@ -146,15 +146,18 @@ def test_any_query_gives_an_honest_answer(drawn: Corpus, query: str, k: int) -> 
     scores=st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 2.5]), min_size=1, max_size=1500),
     peaks=st.lists(st.tuples(st.integers(0, 10_000), st.floats(0.5, 50, width=32)), max_size=5),
     k=st.integers(1, 2000),
+    block=st.sampled_from([1, 8, 100, 2048]),
 )
 def test_the_best_rows_are_those_that_sorting_would_give(
-    scores: list[float], peaks: list[tuple[int, float]], k: int
+    scores: list[float], peaks: list[tuple[int, float]], k: int, block: int
 ) -> None:
     array = np.array(scores, dtype=np.float32)
     for place, height in peaks:
         array[place % len(array)] = height
     expected = sorted(np.flatnonzero(array).tolist(), key=lambda row: (-array[row], row))[:k]
-    assert best_rows(array, k).tolist() == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bm25, "_BLOCK", block)
+        assert best_rows(array, k).tolist() == expected
 
 
 def test_threads_search_at_the_same_time(drawn: Corpus) -> None:
