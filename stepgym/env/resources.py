@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OUR_THREADS = ("stepgym-worker", "stepgym-loop")
+_kept: set[tuple[int, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Resources:
     Attributes:
         threads: Its threads, without those of the library's own pool.
         children: Command lines of its child processes, and of theirs, by process id. Empty where there is no /proc.
-        files: What its open file descriptors point to, by number. Empty where there is no /proc.
+        files: What its open file descriptors point to, by number, without what `kept_by_the_process` says. Empty where
+            there is no /proc.
     """
 
     threads: frozenset[threading.Thread]  # not their numbers, which are used again
@@ -35,7 +37,7 @@ class Resources:
         """Look, after a garbage collection (an unreachable file is not a leak that a user can act on)."""
         gc.collect()
         threads = (thread for thread in threading.enumerate() if not thread.name.startswith(_OUR_THREADS))
-        return cls(frozenset(threads), _children(os.getpid()), _open_files())
+        return cls(frozenset(threads), _children(os.getpid()), dict(_open_files().items() - _kept))
 
     def more_than(self, before: Resources) -> list[str]:
         """One line for each thing held now that was not held before."""
@@ -105,6 +107,19 @@ def _entries(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+@contextmanager
+def kept_by_the_process() -> Iterator[None]:
+    """Files that are opened meanwhile are no leak: of a machine that a process starts once and cannot end (Java's).
+
+    Its thread, if it has one, has a name that begins with `stepgym-worker`.
+    """
+    before = _open_files().items()
+    try:
+        yield
+    finally:
+        _kept.update(_open_files().items() - before)
 
 
 @contextmanager

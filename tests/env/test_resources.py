@@ -7,7 +7,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from stepgym.env.resources import Resources, left_behind, private_temporary_folder
+from stepgym.env.resources import Resources, kept_by_the_process, left_behind, private_temporary_folder
 
 
 def test_open_files_threads_and_children_are_seen_and_their_end_too(tmp_path: Path) -> None:
@@ -51,3 +51,11 @@ def test_temporary_files_go_to_a_folder_of_our_own() -> None:
         assert [name.partition("-")[0] for name in listing()] == ["mine", "theirs"]
     assert not folder.exists()
     assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == outside
+
+
+def test_what_the_process_keeps_is_no_leak(tmp_path: Path) -> None:
+    before = Resources.now()
+    with kept_by_the_process():
+        kept = (tmp_path / "kept").open("w")
+    with kept, (tmp_path / "left").open("w"):
+        assert Resources.now().more_than(before) == [f"open file {tmp_path / 'left'}"]

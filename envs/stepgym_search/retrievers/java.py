@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+from stepgym.env.resources import kept_by_the_process
 from stepgym.errors import StepgymError, UserError
 from stepgym_search.retrievers.base import RetrieverError
 
@@ -68,7 +69,7 @@ class JavaThread:
         with self._lock:
             if self._process is None:
                 self._process = os.getpid()
-                threading.Thread(target=self._serve, name="stepgym-java", daemon=True).start()
+                threading.Thread(target=self._serve, name="stepgym-worker-java", daemon=True).start()
         if self._process != os.getpid():
             raise RetrieverError(
                 "search: Java was started before this process was forked, and cannot be used here; start processes "
@@ -88,7 +89,8 @@ class JavaThread:
 
     def _serve(self) -> None:
         try:
-            _start()
+            with kept_by_the_process():
+                _start()
         except StepgymError as error:
             self._failure = str(error)
         except Exception as error:  # what cannot be started must not leave callers waiting

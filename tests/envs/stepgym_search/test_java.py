@@ -59,7 +59,7 @@ def test_calls_are_made_in_one_thread_and_their_failures_come_back() -> None:
     import threading
 
     first, second = (java.call(lambda: threading.current_thread().name, "looking") for _ in range(2))
-    assert first == second == "stepgym-java"
+    assert first == second == "stepgym-worker-java"
 
     def fail() -> None:
         raise ZeroDivisionError("zero")
@@ -132,3 +132,10 @@ def test_a_process_ends_though_java_is_at_work() -> None:
 def test_the_environment_is_left_as_it_was() -> None:
     process = run("import os; print(os.environ.get('JVM_PATH'), os.environ.get('JAVA_HOME'))")
     assert process.communicate(timeout=60) == (f"ready\nNone {os.environ.get('JAVA_HOME')}\n", "")
+
+
+def test_check_env_takes_java_for_no_leak() -> None:
+    rest = "print(Resources.now().more_than(before))"
+    script = "from stepgym.env.resources import Resources\nbefore = Resources.now()\n" + SCRIPT.format(rest=rest)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "ready\n[]\n"), done.stderr
