@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 from collections import Counter
@@ -14,6 +15,7 @@ import torch
 from stepgym import OutcomePolicy, TrajectoryStore
 from stepgym.env.worker import run_blocking
 from stepgym.inspect.audit import GapOptions, audit
+from stepgym.model.renderer import Renderer
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling
 from stepgym.run.env_source import EnvSource
@@ -46,6 +48,20 @@ def play(engine, count, *, samples=1, **options):
     )
 
 
+def logged(served, known, count):
+    """What the server says it was sent and returned, after the first `known` requests."""
+    found = Counter()
+    for line in served.requests(at_least=known + count)[known:]:
+        choice = line["response"]["choices"][0]
+        logprobs = tuple(np.float32(entry["logprob"]) for entry in choice["logprobs"]["content"])
+        found[tuple(line["request"]["token_ids"]), tuple(choice["token_ids"]), logprobs] += 1
+    return found
+
+
+def recorded(steps):
+    return Counter((tuple(s.prompt_ids.tolist()), tuple(s.response_ids.tolist()), tuple(s.logprobs)) for s in steps)
+
+
 def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tmp_path):
     served = serve_vllm()
     known = len(served.requests())
@@ -56,13 +72,7 @@ def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tm
     assert {t.outcome for t in trajectories} <= {Outcome.COMPLETED, Outcome.TURN_LIMIT, Outcome.RESPONSE_TRUNCATED}
     steps = [step for t in trajectories for step in t.steps]
     assert len(steps) > 400
-    logged = Counter()
-    for line in served.requests(at_least=known + len(steps))[known:]:
-        choice = line["response"]["choices"][0]
-        logprobs = tuple(np.float32(entry["logprob"]) for entry in choice["logprobs"]["content"])
-        logged[tuple(line["request"]["token_ids"]), tuple(choice["token_ids"]), logprobs] += 1
-    recorded = Counter((tuple(s.prompt_ids.tolist()), tuple(s.response_ids.tolist()), tuple(s.logprobs)) for s in steps)
-    assert recorded == logged
+    assert recorded(steps) == logged(served, known, len(steps))
     gaps = [np.abs(s.logprobs - served.logprobs(s.prompt_ids, s.response_ids)) for s in steps[:200]]
     assert np.concatenate(gaps).mean() < 1e-3
     assert all(s.weights_versions[0][0] == served.engine.weights_version for s in steps)
@@ -72,6 +82,37 @@ def test_200_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tm
     assert found.logprob_gap.steps == len(steps)
     assert found.logprob_gap.mean < 1e-3
     assert (found.count("error"), found.count("warning")) == (0, 0), found.findings
+
+
+def test_in_one_open_turn_episodes_hold_exactly_the_ids_of_the_servers_own_log(serve_vllm, tmp_path):
+    """A model of random weights, cut off in most turns; and one that mostly ends its turn, so that it is reopened."""
+    served = serve_vllm()
+    renderer = Renderer(served.engine.tokenizer, turns="continue", max_observation_tokens=6)
+    terse = says_nothing(copy.deepcopy(served.model), certainty=2.0)
+    for name, model, said in (("random", served.model, "continued"), ("terse", terse, "turn_reopened")):
+        folder, store = tmp_path / name, TrajectoryStore(tmp_path / f"{name}-trajectories", "a")
+        model.save_pretrained(folder)
+        served.tokenizer.save_pretrained(folder)
+        run_blocking(served.engine.load_weights(folder, name))
+        known = len(served.requests())
+        try:
+            with store:
+                found = play(served.engine, 6, samples=2, renderer=renderer, store=store)
+        finally:
+            run_blocking(served.engine.load_weights(served.folder, "restored"))
+        steps = [step for t in found for step in t.steps]
+        assert recorded(steps) == logged(served, known, len(steps))
+        assert Counter(step.rendering for step in steps)[said] > 12
+        for before, after in ((t.steps[n], t.steps[n + 1]) for t in found for n in (0, 1)):
+            ended = before.response_ids[-1] in renderer.stop_token_ids
+            observation = renderer.encode("".join(message["content"] for message in after.new_messages))[:6]
+            assert after.rendering == ("turn_reopened" if ended else "continued")
+            assert after.prompt_ids.tolist() == [*before.full_ids[: before.length - ended].tolist(), *observation]
+        gap = GapOptions(str(folder), weights_version=name)
+        checked = audit(tmp_path / f"{name}-trajectories", tokenizer=str(served.folder), model=gap)
+        assert checked.logprob_gap.steps == len(steps)
+        assert checked.logprob_gap.mean < 1e-3
+        assert (checked.count("error"), checked.count("warning")) == (0, 0), checked.findings
 
 
 def test_a_server_killed_in_the_middle_of_a_rollout_costs_attempts_but_no_reward(serve_vllm, tmp_path):
@@ -109,7 +150,7 @@ def test_a_server_killed_in_the_middle_of_a_rollout_costs_attempts_but_no_reward
     assert {(*t.id.group, t.id.sample) for t in lost} <= {(*t.id.group, t.id.sample) for t in final if t.id.attempt}
 
 
-def says_nothing(model):
+def says_nothing(model, *, certainty=300.0):
     """The model with weights that make the end of the turn certain, whatever stands before it."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,13 +159,11 @@ def says_nothing(model):
         embedding = model.get_input_embeddings().weight
         embedding[:, 0] = 1.0
         embedding[model.config.eos_token_id] = 0.0
-        embedding[model.config.eos_token_id, 0] = 300.0
+        embedding[model.config.eos_token_id, 0] = certainty
     return model
 
 
 def test_a_model_that_says_nothing_plays_to_the_turn_limit(serve_vllm, tmp_path):
-    import copy
-
     served = serve_vllm()
     says_nothing(copy.deepcopy(served.model)).save_pretrained(tmp_path / "mute")
     run_blocking(served.engine.load_weights(tmp_path / "mute", "mute"))
