@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -71,7 +71,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _remove_leftovers(folder: Path) -> None:
     # Of builders that were killed: the lock is ours, so none of them works any more.
+    ours = re.compile(rf"\.{re.escape(folder.name)}\.[^.]+\.building")
     for leftover in folder.parent.iterdir():
-        if leftover.name.startswith(f".{folder.name}.") and leftover.name.endswith(".building"):
+        if ours.fullmatch(leftover.name):
             shutil.rmtree(leftover, ignore_errors=True)
-            logger.info("removed %s, which a killed build had left", os.fspath(leftover))
+            logger.info("removed %s, which a killed build had left", leftover)

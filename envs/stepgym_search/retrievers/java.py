@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib import metadata
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from stepgym_search.retrievers.base import RetrieverError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+OLDEST_PYSERINI = (1, 6)
 OLDEST_JAVA = 21
 """pyserini 1.6 is compiled for it."""
 
@@ -45,7 +47,8 @@ class JavaThread:
     """Runs calls in the one thread that speaks to Java, and starts the machine with the first.
 
     A process has one Java machine and cannot start a second; a thread that ends while it is known to the machine harms
-    it. So one daemon thread does all that concerns Java, and gives back plain Python values only.
+    it. So one daemon thread does all that concerns Java, and gives back plain Python values only. Java takes up to a
+    quarter of the machine's memory; `JAVA_TOOL_OPTIONS=-Xmx2g` in the environment allows it less.
     """
 
     def __init__(self) -> None:
@@ -165,6 +168,10 @@ def _start() -> None:
         pyserini = None
     if pyserini is None or pyserini.origin is None:
         raise UserError(f"search: the retriever pyserini needs libraries that are not installed: {INSTALL}")
+    have = metadata.version("pyserini")
+    if tuple(int(part) for part in re.findall(r"\d+", have)[:2]) < OLDEST_PYSERINI:
+        needed = ".".join(str(part) for part in OLDEST_PYSERINI)
+        raise UserError(f"search: pyserini {have} is too old, {needed} is needed: {INSTALL}")
     if not jnius_config.vm_running:
         home = find_java()
         # pyserini itself would ask for the vector module, which small Javas lack, and fail.

@@ -71,6 +71,15 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "built").iterdir()] == ["whole"]
 
 
+def test_a_build_leaves_that_of_a_similar_name_alone(tmp_path: Path) -> None:
+    def build_another(folder: Path) -> None:
+        (folder / "half").touch()
+        build_once(tmp_path / "built", lambda folder: None)
+        assert (folder / "half").exists()
+
+    assert build_once(tmp_path / "built.v2", build_another)
+
+
 def test_a_folder_that_is_there_and_not_built_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "built"
     folder.mkdir()

