@@ -24,6 +24,7 @@ from stepgym_search.retrievers.bm25 import BM25Retriever, best_rows
 
 from stepgym.errors import UserError
 
+EVERY_WORD = [f"w{n}" for n in range(200)]
 INDEX_FILES = ["data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocabulary.bin"]
 
 
@@ -207,6 +208,37 @@ def test_the_index_is_mapped_not_copied(drawn: Corpus, tmp_path: Path) -> None:
         lines = [line for line in mapped.splitlines() if line.endswith(f"{tmp_path}/index/{name}")]
         assert lines, name
         assert all("w" not in line.split()[1] for line in lines)
+
+
+def memory_in_process(path: str, index: str, answers: multiprocessing.SimpleQueue[Any]) -> None:
+    retriever = BM25Retriever(open_corpus(path), index_path=index)
+    retriever.search(EVERY_WORD, 3)
+    sizes: Counter[str] = Counter()
+    of_index = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if ":" not in name:
+            of_index = index in rest
+        elif of_index and name.startswith(("Private_", "Shared_", "Anonymous")):
+            sizes[name.partition("_")[0].rstrip(":")] += int(rest.split()[0])
+    answers.put(dict(sizes))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+def test_two_processes_have_the_index_in_memory_once(drawn: Corpus, tmp_path: Path) -> None:
+    retriever = BM25Retriever(drawn, index_path=str(tmp_path / "index"))
+    retriever.search(EVERY_WORD, 3)
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    arguments = (str(drawn.path), str(tmp_path / "index"), answers)
+    process = context.Process(target=memory_in_process, args=arguments)
+    process.start()
+    process.join(60)
+    kilobytes = answers.get()
+    assert kilobytes["Anonymous"] == 0
+    assert kilobytes["Private"] == 0
+    assert kilobytes["Shared"] > 0
+    retriever.close()
 
 
 def test_a_forked_process_searches_on(drawn: Corpus) -> None:
