@@ -72,7 +72,8 @@ def conversation_lines(shown: Shown, *, full: bool = False) -> Lines:
         seen = _tokens_seen(shown, step)
         if seen is not None:
             yield _line(
-                f"(the model saw its first {seen:,} tokens: max_observation_tokens; --tokens shows them)", "dim"
+                f"(the model saw no more than its first {seen:,} tokens: max_observation_tokens; --tokens shows them)",
+                "dim",
             )
         yield _line("")
         yield step_line(shown, index)

@@ -364,6 +364,9 @@ def _is_path(name: str) -> bool:
 def _absolute(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value:
         return value
+    whole = folder / Path(value).expanduser()
+    if whole.exists():
+        return str(whole.resolve())
     path, mark, split = value.partition("#")  # a data set may name its split
     candidate = folder / Path(path).expanduser()
     return f"{candidate.resolve()}{mark}{split}" if path and candidate.exists() else value

@@ -212,7 +212,9 @@ def test_in_an_open_turn_what_the_model_did_not_see_of_an_observation_is_said(
         provenance={"turns": "continue", "max_observation_tokens": 2},
     )
     lines = stepgym("show", folder, "--first").out.splitlines()
-    notes = [number for number, line in enumerate(lines) if line.startswith("(the model saw its first 2 tokens")]
+    notes = [
+        number for number, line in enumerate(lines) if line.startswith("(the model saw no more than its first 2 tokens")
+    ]
     assert [lines[number - 1] for number in notes] == ["A long observation."] * 2
     assert [lines[number + 2].split(" · ")[1] for number in notes] == ["step 1", "step 2"]
     tokens = stepgym("show", folder, "--first", "--tokens").out

@@ -89,7 +89,10 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
 def test_data_sets_of_all_splits_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "test.jsonl").write_text("{}")
+    (tmp_path / "run #2").mkdir()
     env = {"kind": "sql", "dataset": "rows", "validation_dataset": "rows#dev", "test_dataset": "test.jsonl"}
+    numbered = check_recipe({**SMALL, "env": {**env, "dataset": "run #2"}}, tmp_path / "r.yaml")
+    assert numbered.env_config["dataset"] == str(tmp_path / "run #2")
     recipe = check_recipe({**SMALL, "env": {**env, "database_root": "owner/name#x"}}, tmp_path / "r.yaml")
     assert recipe.env_config == {
         "dataset": str(tmp_path / "rows"),

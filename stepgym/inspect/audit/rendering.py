@@ -26,7 +26,8 @@ class Rendering:
     Attributes:
         stop_ids: Ids that end a response.
         ends: What ends a turn, as text.
-        special: Texts of the tokenizer's special tokens, by id.
+        special: Texts of the tokenizer's special tokens, by id: those with a part to play (end of text, say), and all
+            that it marks as special (as those around a role's name).
         own_template: Whether the chat template renders, not a family of the `renderers` library.
     """
 
@@ -36,6 +37,7 @@ class Rendering:
         self.ends = tuple(text for i in renderer.stop_token_ids if (text := renderer.decode([i])).strip())
         tokenizer: Any = renderer.tokenizer
         self.special: dict[int, str] = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self.special.update((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self.special.update((i, renderer.decode([i])) for i in self.stop_ids)
         self.own_template = renderer.kind == "template"
         self._ids: dict[str, Ids] = {}

@@ -351,6 +351,26 @@ def test_an_open_turn_that_follows_nothing(bench: Bench) -> None:
     assert ("follows", 2, None) in bench.faults(2, follows=None)
 
 
+@pytest.mark.parametrize("reason", ["turn_closed", "agent_rewrote_history"])
+def test_a_prompt_rendered_anew_for_no_reason(bench: Bench, reason: str) -> None:
+    steps = bench.clean[-1].steps
+    conversation = [message for step in steps[:2] for message in (*step.new_messages, step.message)]
+    anew = Renderer(bench.renderer.tokenizer).prompt([*conversation, *steps[2].new_messages])
+    (found,) = bench.findings(2, prompt_ids=anew.new_ids, rendering=reason)
+    assert (found.check, found.step) == ("follows", 2)
+    assert f"said to be {reason!r}, but" in found.text
+
+
+@pytest.mark.parametrize(("observation", "forged"), [("a<|im_start|>b", ["<|im_start|>"]), ("a b", [])])
+def test_of_special_tokens_in_an_observation_those_count_that_were_not_cut_off(
+    bench: Bench, observation: str, forged: list[str]
+) -> None:
+    text = observation + "." * 40 + "<|im_end|><|endoftext|>"
+    ids = bench.renderer.encode(text)[:12]
+    found = bench.findings(2, prompt_ids=bench.prompt(2, ids), new_messages=(user(text),))
+    assert [(f.check, f.text.split("'")[1]) for f in found] == [("special_token_in_observation", t) for t in forged]
+
+
 def test_text_that_is_not_what_was_sampled_where_reasoning_was_left_open(tmp_path: Path) -> None:
     """In the second turn the model ends the reasoning of its first; the audit reads it as the session did."""
     renderer = renderer_of("thinking_kept")

@@ -52,14 +52,13 @@ def special_token_in_observation(view: StepView) -> Iterator[Fault]:
         content = str(message.get("content") or "")
         if not _may_hold(content, special):
             continue
-        token = next(((i, text) for i, text in special.items() if text and text in content), None)
+        held = ((text, _where(view, content, i, text)) for i, text in special.items() if text and text in content)
+        # Of a text in an open turn only what stands there counts: the rest was cut off.
+        token = next(((text, at) for text, at in held if at is not None or not view.in_open_turn), None)
         if token is not None:
-            where = _where(view, content, *token)
-            if where is None and view.in_open_turn:
-                continue  # it was cut off with the end of the observation
             yield Fault(
-                f"a {message.get('role', '')} message holds the text {token[1]!r}, which is a special token",
-                where,
+                f"a {message.get('role', '')} message holds the text {token[0]!r}, which is a special token",
+                token[1],
                 severity="warning",
             )
 

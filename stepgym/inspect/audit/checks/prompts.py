@@ -38,6 +38,11 @@ def follows(view: StepView) -> Iterator[Fault]:
     of_messages = step.rendering in (*EXTENDING, *ANEW)
     if (turns == "continue" and of_messages) or (turns == "conversation" and of_one_turn):
         yield Fault(f"its prompt is said to be {step.rendering!r}, which no prompt is under the run's turns: {turns}")
+    roles = {str(message.get("role")) for message in step.new_messages}
+    if step.rendering == "turn_closed" and (step.follows is None or roles <= {"user"}):
+        yield Fault("its prompt is said to be 'turn_closed', but no message ended an open turn")
+    if step.rendering == "agent_rewrote_history" and "assistant" not in roles:
+        yield Fault("its prompt is said to be 'agent_rewrote_history', but the agent added no turn of an assistant")
     if view.parent is not None and view.parent.step.message is None:
         yield Fault(f"it follows step {step.follows}, whose message is not recorded", severity="warning")
 
@@ -104,9 +109,9 @@ def response_start(view: StepView) -> Iterator[Fault]:
 def prompt_drift(view: StepView) -> Iterator[Fault]:
     """A prompt is what the template renders, tokenised as the tokenizer does (promise 1).
 
-    Where history was rendered anew, the record says why; where it was extended, only what is new is compared; inside an
-    open turn that is the observation. A
-    difference is classified: wrong tokenisation of the same text, another date, another template, or another text.
+    Where history was rendered anew, the record says why; where it was extended, only what is new is compared, which in
+    an open turn is the observation. A difference is classified: wrong tokenisation of the same text, another date,
+    another template, or another text.
     """
     if not view.has_ids:
         return
