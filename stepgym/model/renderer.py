@@ -223,15 +223,15 @@ class Renderer:
             opener, reasoning_open: As of the prompt that was answered.
         """
         # Reasoning that never ends leaves no content; so does one that ends with nothing after it, which ids tell.
-        if self.reasoning is None or message.get("reasoning_content") is None or message.get("content"):
+        if self.reasoning is None or message.get("content"):
+            return False
+        begin = opener or (self.reasoning.open if reasoning_open else "")
+        if not begin and message.get("reasoning_content") is None:
             return False
         ended = len(response_ids) and int(response_ids[-1]) in self.stop_token_ids
         spoken = response_ids[:-1] if ended else response_ids
-        whole = self.decode(spoken)
-        text = whole[: len(str(message.get("text") or "")) - len(opener)]
-        begin = opener or (self.reasoning.open if reasoning_open else "")
-        shadow = begin + self._delimiters.shadow(whole, spoken)[: len(text)]
-        return not self._reader.parse(begin + text, shadow).closed
+        text = self.decode(spoken)
+        return not self._reader.parse(begin + text, begin + self._delimiters.shadow(text, spoken)).closed
 
     def _check_tools(self) -> None:
         if self.turns == "continue":

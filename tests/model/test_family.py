@@ -349,3 +349,18 @@ def test_kimi_writes_a_tools_name_in_the_id_of_a_call() -> None:
 def test_known_families_are_those_of_the_library() -> None:
     assert {"qwen3", "llama-3", "gpt-oss", "deepseek-v3"} <= set(known_families())
     assert not {"auto", "default", "custom"} & set(known_families())
+
+
+def test_what_the_library_takes_out_of_open_reasoning_does_not_end_it() -> None:
+    """GLM's renderer reads no reasoning where a call's token stands in it, also where no tool is on offer."""
+    renderer = Renderer(glm(), kind="glm-4.5", turns="continue")
+    messages: list[Message] = [user("go")]
+    prompt = first = renderer.prompt(messages)
+    for said, left_open in (("<think>a", True), ("<tool_call>", True), ("c", True), ("d</think>", False)):
+        response = renderer.encode(said)
+        begin = {"opener": prompt.opener, "reasoning_open": prompt.reasoning_open}
+        message, ended = renderer.read(response, stop=(), tools=(), id_prefix="c", **begin)
+        turn = Turn(list(messages), "", message, ended, True, prompt_ids=first.new_ids, response_ids=response, **begin)
+        messages += [message, user(" and?")]
+        prompt = renderer.prompt(messages, (), turn)
+        assert prompt.reasoning_open is left_open
