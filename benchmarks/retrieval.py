@@ -7,7 +7,7 @@ searches (3 passages for each query; one query at a time, and 32 at once), a thi
 - `bm25s` and `pyserini`: BM25, embedded. `http`: `stepgym serve-retriever` with bm25s on this machine, and one client.
 - `dense-minilm`: all-MiniLM-L6-v2 (384 numbers a passage) and a flat FAISS index, up to `--minilm-articles`: to embed a
   million passages with it takes hours on two cores. `dense-static`: the same code with a static embedding model of the
-  same width, which embeds a passage in microseconds; what the index does is the same.
+  same width, which embeds a passage in under a millisecond; what the index does is the same.
 - Floor, queries per second one at a time: `bm25s`: the library's scores for words given as numbers;
   `pyserini`: Lucene's search, with its results left in Java; `dense-*`: FAISS with given vectors; `http`: the server's
   `/health` asked over one connection, which costs no search.
