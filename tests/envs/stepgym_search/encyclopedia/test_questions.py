@@ -213,6 +213,7 @@ def test_a_tiny_models_questions_have_one_wording_and_both_slips() -> None:
     assert {re.sub("[A-Z][a-z]{5}", "X", task.prompt.removeprefix("Where ")) for task in tasks} == {
         "was the author of X born?"
     }
+    assert len({task.prompt for task in tasks}) == 500
     assert slips_by_kind(tasks) == {("two_hop", "stop"): 500, ("two_hop", "field"): 500}
     for task in tasks:
         work, life = (documents(TINY, task)[id] for id in task.data["articles"])
