@@ -92,13 +92,7 @@ def as_rendered(view: StepView) -> bool:
     if messages is None:
         return False
     previous = None
-    if (
-        renderer.turns == "conversation"
-        and view.extends
-        and parent is not None
-        and parent.messages is not None
-        and parent.step.message is not None
-    ):
+    if view.extends and parent is not None and parent.messages is not None and parent.step.message is not None:
         before = parent.template_text
         previous = Turn(
             messages=parent.messages,

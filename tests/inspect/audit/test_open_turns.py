@@ -166,6 +166,10 @@ def test_a_model_of_random_weights_has_no_findings_and_its_logprobs_are_the_reco
     torch.set_num_threads(1)
     corpus = ["Open the box. <say>open</say> In the box is something red, as you see. <say>red</say>"] * 8
     model, tokenizer = build_tiny_model(corpus, width=32, layers=1, heads=2, vocab_size=300, context_length=512)
+    with torch.no_grad():  # all tokens are a little alike, and the end of the turn a little more so
+        embedding = model.get_input_embeddings().weight
+        embedding[:, 0] = 1.0
+        embedding[tokenizer.eos_token_id, 0] = 1.15
     engine = TransformersEngine.wrap(model, tokenizer, name="tiny", context_length=512)
     run_blocking(engine.open())
     try:
@@ -175,7 +179,7 @@ def test_a_model_of_random_weights_has_no_findings_and_its_logprobs_are_the_reco
     folder = save_tiny_model(tmp_path / "model", model, tokenizer)
     found = audit(tmp_path, model=GapOptions(str(folder)))
     assert serious(found) == []
-    assert found.statistics["renderings"]["continued"] > 6
+    assert min(found.statistics["renderings"][kind] for kind in ("continued", "turn_reopened")) > 2
     assert found.logprob_gap is not None
     assert found.logprob_gap.mean is not None
     assert found.logprob_gap.mean < 1e-5
