@@ -19,10 +19,11 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 _THOUGHTS = {
     "full": {
         "first": "I do not know this, so I search for it.",
-        "next": "That tells me what to search for next.",
-        "answer": "Now I know the answer.",
+        "next": "From what I found I take the {takes}, and search on.",
+        "answer": "From what I found I take the {takes}, which is the answer.",
+        "guess": "I cannot search, so I guess the {takes}.",
     },
-    "brief": {"first": "search", "next": "next", "answer": "answer"},
+    "brief": {"first": "search", "next": "{takes}", "answer": "{takes}", "guess": "{takes}"},
 }
 
 
@@ -53,21 +54,27 @@ def play(
 
 def _turns(env: SearchEnv, task: Task, mistakes: float, decisions: Sequence[Decision]) -> Iterator[Message | str]:
     plan = task.data["plan"]
-    searches, answer = list(plan["searches"]), str(plan["answer"])
+    searches, takes, answer = list(plan["searches"]), list(plan["takes"]), str(plan["answer"])
     possible = [name for name in DECISIONS if name in decisions and name in plan["slips"]]
     # Drawn whether or not there is something to do wrong, so that the draws of one episode do not move others.
     slips, which = env.np_random.random(2)
     if possible and slips < mistakes:
         slip = plan["slips"][possible[int(which * len(possible))]]
         searches, answer = searches[: slip["searches"]], str(slip["answer"])
+        takes = [*takes[: len(searches) - 1], slip["takes"]]
     thoughts = _THOUGHTS["full" if env.instructions == "search-r1" else "brief"]
     if env.allow_search:
         for number, query in enumerate(searches[: env.max_turns - 1]):
-            yield _search(env, thoughts["next" if number else "first"], query)
+            yield _search(env, _thought(thoughts["next"], takes[number - 1]) if number else thoughts["first"], query)
+    thought = _thought(thoughts["answer" if env.allow_search else "guess"], takes[-1])
     if env.actions == "tags":
-        yield f"<think>{thoughts['answer']}</think><answer>{answer}</answer>"
+        yield f"<think>{thought}</think><answer>{answer}</answer>"
     else:
-        yield f"{thoughts['answer']}\n<answer>{answer}</answer>"
+        yield f"{thought}\n<answer>{answer}</answer>"
+
+
+def _thought(words: str, relation: str) -> str:
+    return words.replace("{takes}", relation.replace("_", " "))
 
 
 def _search(env: SearchEnv, thought: str, query: str) -> Message | str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stepgym_search.encyclopedia.config import KINDS
+from stepgym_search.encyclopedia import KINDS
 from stepgym_search.env import SearchEnv
 
 from stepgym.env.shared import close_shared
@@ -66,11 +66,31 @@ def test_its_queries_find_what_proves_the_answer() -> None:
     assert sum(found) / len(found) > 0.97
 
 
-def test_a_small_model_sees_few_words() -> None:
+def thoughts(turns: list[str]) -> list[str]:
+    return [turn.removeprefix("<think>").partition("</think>")[0] for turn in turns]
+
+
+def test_a_small_model_sees_few_words_that_say_what_is_taken() -> None:
     for task in SearchEnv(**TINY).tasks("train")[:40]:
         total, turns, _ = play(TINY, task)
         assert total == 1.0
-        assert [turn.split("</think>")[0] for turn in turns] == ["<think>search", "<think>next", "<think>answer"]
+        assert len(task.data["plan"]["takes"]) == 2
+        assert thoughts(turns) == ["search", *(name.replace("_", " ") for name in task.data["plan"]["takes"])]
+        _, turns, _ = play({**TINY, "allow_search": False}, task)
+        assert thoughts(turns) == [task.data["plan"]["takes"][-1].replace("_", " ")]
+
+
+def test_a_mistake_says_what_it_takes() -> None:
+    for decision in ("stop", "field"):
+        tasks = [task for task in SearchEnv(**TINY).tasks("train")[:40] if decision in task.data["plan"]["slips"]]
+        for task in tasks:
+            plan = task.data["plan"]
+            slip = plan["slips"][decision]
+            _, turns, _ = play(TINY, task, mistakes=1.0, decisions=(decision,))
+            wrong = [*plan["takes"][: slip["searches"] - 1], slip["takes"]]
+            assert thoughts(turns) == ["search", *(name.replace("_", " ") for name in wrong)]
+            assert wrong != plan["takes"]
+            assert f"<answer>{slip['answer']}</answer>" in turns[-1]
 
 
 def test_mistakes_are_decisions_and_always_wrong() -> None:
