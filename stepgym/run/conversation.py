@@ -24,6 +24,7 @@ class Conversation:
         ids: A buffer that later turns may have added to.
         length: How many of `ids` are this conversation's.
         step: Index of the step that the last answer is.
+        taken: Whether a call has gone on in `ids`, so that what follows there is that call's.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -31,6 +32,7 @@ class Conversation:
     ids: TokenBuffer
     length: int
     step: int
+    taken: bool = False
 
     def last_turn(self, renderer: Renderer) -> Turn | None:
         """The last turn, with its text where the next prompt is told by it (`turns: continue` goes by ids alone)."""
@@ -45,8 +47,12 @@ class Conversation:
             self.turn = replace(self.turn, prompt_text="")
 
     def going_on(self) -> TokenBuffer:
-        """The ids, to be added to: the buffer itself, or a copy where another call went on from it already."""
-        if len(self.ids) == self.length:
+        """The ids, to be added to: the buffer itself for the first call that goes on from here, a copy for others.
+
+        Calls may overlap, and a prompt may add nothing to the ids, so that their number does not tell.
+        """
+        if not self.taken:
+            self.taken = True
             return self.ids
         fork = TokenBuffer(2 * self.length)
         fork.append(self.ids.prefix(self.length))

@@ -261,6 +261,23 @@ def test_an_open_turn_shares_its_memory_and_keeps_what_its_sampler_saw(parrot: A
     assert session.prompt.text == "result 38"
 
 
+def test_calls_that_overlap_and_add_nothing_to_an_open_turn_have_ids_of_their_own(parrot: Any, tokenizer: Any) -> None:
+    engine = parrot(lambda prompt, seed: f"<say>{seed % 1000}</say>", delay=0.01)
+    session = Session(engine, Renderer(tokenizer, turns="continue"), seed=1)
+
+    async def run() -> None:
+        start = [user("Count to 3.")]
+        said = await session.chat(start, stop=("</say>",))
+        await asyncio.gather(*(session.chat([*start, said], stop=("</say>",)) for _ in range(3)))
+
+    asyncio.run(run())
+    assert [s.rendering for s in session.steps] == ["first"] + ["continued"] * 3
+    assert [(s.prompt_ids.tolist(), s.response_ids.tolist()) for s in session.steps] == engine.log
+    for step in session.steps[1:]:
+        assert step.prompt_ids.tolist() == session.steps[0].full_ids.tolist()
+        assert step.message["text"] == tokenizer.decode(step.response_ids)
+
+
 def test_logprobs_that_do_not_match_the_tokens_are_an_engine_error(
     parrot: Any, renderer: Any, monkeypatch: Any
 ) -> None:
