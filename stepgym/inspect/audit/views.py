@@ -223,7 +223,15 @@ class StepView:
 
     @cached_property
     def generation_prompt(self) -> str | None:
-        """What the template adds for sampling; None where it refuses the conversation, or it is not recorded."""
+        """What the template adds for sampling; None where it refuses the conversation, or it is not recorded.
+
+        Inside an open turn it is what that turn was opened with: the template is not asked again.
+        """
+        opening = self
+        while opening.in_open_turn and opening.parent is not None:
+            opening = opening.parent
+        if opening is not self:
+            return opening.generation_prompt
         if self.messages is None:
             return None
         try:

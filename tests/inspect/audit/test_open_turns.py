@@ -19,6 +19,7 @@ from stepgym.model.engines.base import Completion, Engine
 from stepgym.model.engines.transformers import TransformersEngine
 from stepgym.model.renderer import Renderer
 from stepgym.model.renderer_files import save_renderer
+from stepgym.model.template import ChatTemplate
 from stepgym.model.tiny import build_tiny_model, build_tiny_tokenizer, save_tiny_model
 from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory
@@ -338,6 +339,23 @@ def test_an_observation_inside_a_response(bench: Bench) -> None:
     # What is in the response cannot be in the next prompt's part of its own.
     assert ("prompt_drift", 2) in [(f.check, f.step) for f in found]
     assert following.prompt_ids.tolist() == [*step.prompt_ids.tolist(), *ids.tolist()]
+
+
+def test_a_generation_prompt_at_the_start_of_a_response(bench: Bench) -> None:
+    step = bench.clean[-1].steps[2]
+    ids = np.concatenate([bench.renderer.encode("<|im_start|>assistant\n"), step.response_ids])
+    count = len(ids)
+    changes = {"loss_mask": np.ones(count), "logprobs": np.linspace(-0.5, -0.1, count)}
+    found = bench.faults(2, response_ids=ids, weights_versions=(("3", 0, count),), **changes)
+    assert ("response_start", 2, len(step.prompt_ids)) in found
+
+
+def test_the_template_is_applied_only_to_what_opened_a_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    apply = ChatTemplate.apply
+    monkeypatch.setattr(ChatTemplate, "apply", lambda self, m, *a, **k: shown.append(len(m)) or apply(self, m, *a, **k))
+    audit(bench.folder / "clean")
+    assert max(shown) <= 2  # a whole conversation has more
 
 
 def test_prompts_that_are_not_those_of_the_runs_turns(bench: Bench) -> None:
