@@ -112,6 +112,9 @@ def _default_treatments() -> dict[Outcome, Treatment]:
     }
 
 
+_LIMITS = ("max_infrastructure_share", "window", "max_dropped_share")
+
+
 @dataclass(frozen=True)
 class OutcomePolicy:
     """Maps each outcome to its treatment; the table of DESIGN 4 is the default.
@@ -121,30 +124,40 @@ class OutcomePolicy:
         max_infrastructure_share: A run stops when more than this share of the last `window` attempts ended with an
             infrastructure fault.
         window: Number of attempts that share is taken over.
+        max_dropped_share: A training run stops when, after all retries, more than this share of the episodes of one
+            iteration (or of one evaluation) failed by environment or infrastructure: what is left says too little,
+            and of the wrong episodes (those that never needed what is broken).
     """
 
     treatments: Mapping[Outcome, Treatment] = field(default_factory=_default_treatments)
     max_infrastructure_share: float = 0.2
     window: int = 100
+    max_dropped_share: float = 0.25
 
     def __post_init__(self) -> None:
-        share = self.max_infrastructure_share
-        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
-            raise UserError(f"outcomes.max_infrastructure_share must be a number from 0 to 1, not {share!r}")
+        for name in ("max_infrastructure_share", "max_dropped_share"):
+            share = getattr(self, name)
+            if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+                raise UserError(f"outcomes.{name} must be a number from 0 to 1, not {share!r}")
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
             raise UserError(f"outcomes.window must be a whole number, 1 or more, not {self.window!r}")
 
     def __getitem__(self, outcome: Outcome) -> Treatment:
         return self.treatments[outcome]
 
+    def loses(self, outcome: Outcome) -> bool:
+        """Whether an episode with this outcome failed by environment or infrastructure, and is not trained on."""
+        return not outcome.scored and not self[outcome].train
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None) -> OutcomePolicy:
         """Build a policy from `{outcome: {field: value}}`, over the defaults.
 
-        Also takes `max_infrastructure_share` and `window`. Raises `UserError` for an unknown outcome or field.
+        Also takes `max_infrastructure_share`, `window` and `max_dropped_share`. Raises `UserError` for an unknown
+        outcome or field.
         """
         config = dict(config or {})
-        limits = {key: config.pop(key) for key in ("max_infrastructure_share", "window") if key in config}
+        limits = {key: config.pop(key) for key in _LIMITS if key in config}
         treatments = _default_treatments()
         for name, changes in config.items():
             if name not in set(Outcome):
@@ -171,6 +184,4 @@ class OutcomePolicy:
             }
             for outcome, treatment in self.treatments.items()
         }
-        table["max_infrastructure_share"] = self.max_infrastructure_share
-        table["window"] = self.window
-        return table
+        return {**table, **{name: getattr(self, name) for name in _LIMITS}}

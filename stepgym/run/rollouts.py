@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -30,6 +28,7 @@ from stepgym.record.trajectory import Trajectory, TrajectoryId
 from stepgym.run.agent import Agent, ChatAgent
 from stepgym.run.env_source import EnvSource
 from stepgym.run.episode import Episode, EpisodeLimits, EpisodeResult, outcome_of
+from stepgym.run.provenance import provenance_of
 from stepgym.run.session import Session, SessionLimits
 from stepgym.run.tally import Tally
 from stepgym.seeds import derive_seed
@@ -40,7 +39,7 @@ EnvLike = EnvSource | str | type[Env] | Callable[[], gymnasium.Env[Any, Any]]
 
 
 class RunStoppedError(StepgymError):
-    """Too many episodes failed by infrastructure: going on would waste time and data. Exit code 3."""
+    """Too many episodes failed through no fault of the agent's: going on would waste time and data. Exit code 3."""
 
     exit_code = 3
 
@@ -105,6 +104,7 @@ class _Rollout:
     provenance: Mapping[str, Any]
     tally: Tally
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    given_up: list[Trajectory] = field(default_factory=list)
 
     async def check(self) -> None:
         """Open what the environments share and show the tools to the template, before anything is paid for."""
@@ -126,7 +126,11 @@ class _Rollout:
                 break
             await self._keep(trajectory)
             attempt += 1
-        await self._keep(trajectory)
+        if trajectory.outcome.scored or _is_unscorable(trajectory.outcome_detail):
+            await self._keep(trajectory)
+        else:
+            self.tally.add(trajectory)
+            self.given_up.append(trajectory)
         if attempt > 0 and not trajectory.outcome.scored:
             said = trajectory.steps[-1].message if trajectory.steps else None
             last = (said or {}).get("text", "") if said else "nothing yet"
@@ -144,8 +148,29 @@ class _Rollout:
             )
         return trajectory
 
+    def check_dropped(self, before: Sequence[Trajectory], planned: int) -> None:
+        """Raise `RunStoppedError` if training would lose more of the planned episodes than the policy allows.
+
+        `before` are those lost in an earlier run that ended in order.
+        """
+        lost = [*before, *(each for each in self.given_up if self.policy.loses(each.outcome))]
+        if len(lost) > self.policy.max_dropped_share * planned:
+            raise RunStoppedError(
+                f"{len(lost)} of the {planned} episodes of {self.phase} {self.iteration} failed by environment or "
+                f"infrastructure, after all retries (limit {self.policy.max_dropped_share:.0%}); the last: "
+                f"{lost[-1].outcome}: {lost[-1].outcome_detail}"
+            )
+
+    async def settle(self, *, final: bool) -> None:
+        """Store the samples that were given up: they stand, or, where the run was broken off, are tried again later."""
+        for trajectory in self.given_up:
+            await self._store(trajectory if final else replace(trajectory, final=False))
+
     async def _keep(self, trajectory: Trajectory) -> None:
         self.tally.add(trajectory)
+        await self._store(trajectory)
+
+    async def _store(self, trajectory: Trajectory) -> None:
         if self.store is not None:
             async with self.writing:
                 await threads.run(self.store.append, trajectory)
@@ -156,7 +181,6 @@ class _Rollout:
         seeds = {"env": derive_seed(*key, "env"), "sampler": derive_seed(*key, "sampler", job.sample, attempt)}
         env, steps, result = await self._play(task, seeds)
         retries = self.policy[result.outcome].retries
-        unscorable = result.detail.startswith("unscorable task")
         metrics = {
             **result.metrics,
             "steps": float(len(steps)),
@@ -174,7 +198,7 @@ class _Rollout:
             id=TrajectoryId(self.phase, self.iteration, task.id, job.sample, attempt),
             outcome=result.outcome,
             outcome_detail=result.detail,
-            final=unscorable or attempt >= retries,
+            final=_is_unscorable(result.detail) or attempt >= retries,
             steps=tuple(steps),
             reward=result.reward,
             reward_parts=result.reward_parts,
@@ -245,6 +269,7 @@ async def rollout_stream(
     expert: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     tally: Tally | None = None,
+    training: bool = False,
 ) -> AsyncIterator[Trajectory]:
     """Play `config.samples` episodes of every task and yield each final trajectory as it ends.
 
@@ -260,15 +285,19 @@ async def rollout_stream(
         policy: What is retried, and when the run stops.
         phase, iteration: Go into every `TrajectoryId`.
         seed: The run's seed. Environments of a group share theirs; samplers differ by sample, attempt and turn.
-        store: Where trajectories are kept. Those that it holds already are yielded from it, not played again.
+        store: Where trajectories are kept. Those that it holds already are yielded from it, not played again. A sample
+            that failed by environment or infrastructure is final only when all of them have ended: a run that was
+            broken off tries it again.
         expert: Options for the environment's `expert`, which then plays instead of a model, through the same recorder.
         provenance: Goes into every trajectory, over model, template and versions.
         tally: Running totals to add to.
+        training: Whether they are for training, which stops when more than `policy.max_dropped_share` of the episodes
+            failed by environment or infrastructure.
 
     Raises:
         UserError: The environment, its config or the model's template cannot work, the engine cannot do what the
             renderer is set to, or two tasks have one id.
-        RunStoppedError: Too large a share of attempts failed by infrastructure.
+        RunStoppedError: Too large a share of attempts failed by infrastructure, or (`training`) of episodes.
     """
     if engine is None and expert is None:
         raise ValueError("rollout needs an engine, or the options of an expert")
@@ -290,8 +319,7 @@ async def rollout_stream(
         store=store,
         expert=expert,
         provenance={
-            **_provenance(engine, renderer, config or RolloutConfig()),
-            "agent": _class_name(agent or ChatAgent()),
+            **provenance_of(engine, renderer, agent or ChatAgent(), (config or RolloutConfig()).session_limits),
             **(provenance or {}),
         },
         tally=tally if tally is not None else Tally(),
@@ -300,6 +328,7 @@ async def rollout_stream(
     run.tally.planned += len(tasks) * run.config.samples
     finished, tried = _stored(store, phase, iteration)
     jobs: list[_Job] = []
+    lost: list[Trajectory] = []
     seen: set[str] = set()
     for position in range(len(tasks)):
         task = tasks[position] if isinstance(tasks[position], Task) else Task.from_dict(tasks[position])  # type: ignore[arg-type]
@@ -311,15 +340,27 @@ async def rollout_stream(
             if known is not None and store is not None:
                 trajectory = await threads.run(store.load, known)
                 run.tally.add(trajectory, resumed=True)
+                if run.policy.loses(trajectory.outcome) and not _is_unscorable(trajectory.outcome_detail):
+                    lost.append(trajectory)
                 yield trajectory
             else:
                 jobs.append(_Job(task, sample, tried.get((task.id, sample), 0)))
+    whole = False
     try:
         async for trajectory in _in_parallel(run, jobs):
             yield trajectory
+        if training:
+            run.check_dropped(lost, len(tasks) * run.config.samples)
+        whole = True
     finally:
+        await run.settle(final=whole)
         if store is not None:
             await threads.run(store.flush)
+
+
+def _is_unscorable(detail: str) -> bool:
+    """Whether an episode ended because its task cannot be scored, by whomever and however often it is played."""
+    return detail.startswith("unscorable task")
 
 
 async def _in_parallel(run: _Rollout, jobs: Sequence[_Job]) -> AsyncIterator[Trajectory]:
@@ -404,29 +445,3 @@ def _stored(
         if known in final:
             finished[key] = known
     return finished, tried
-
-
-def _class_name(thing: object) -> str:
-    return f"{type(thing).__module__}:{type(thing).__qualname__}"
-
-
-def _provenance(engine: Engine | ChatEngine | None, renderer: Renderer | None, config: RolloutConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"python": platform.python_version()}
-    found["limits"] = {
-        "max_prompt_tokens": config.max_prompt_tokens,
-        "max_response_tokens": config.max_response_tokens,
-        "context_length": engine.context_length if engine is not None else None,
-    }
-    for package in ("stepgym", "transformers", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    if engine is not None:
-        found |= {"model": engine.model, "engine": engine.kind}
-    if renderer is not None:
-        found |= {"template": renderer.template.digest, "template_date": renderer.template.today.isoformat()}
-        found |= {"renderer": renderer.kind, "history": renderer.history, "turns": renderer.turns}
-        if renderer.max_observation_tokens is not None:
-            found["max_observation_tokens"] = renderer.max_observation_tokens
-    return found

@@ -85,7 +85,7 @@ def train(recipe: Recipe, folder: RunFolder, observer: Observer | None = None) -
 
     Raises:
         UserError: The recipe cannot work with the model or the data at hand.
-        RunStoppedError: Too many episodes failed by infrastructure.
+        RunStoppedError: Too many episodes failed by environment or infrastructure.
     """
     run = _Run(recipe, folder, observer or Observer())
     try:
@@ -247,7 +247,8 @@ class _Run:
         self.observer.note(f"{name}: the expert solved {tally.success:.0%} of {len(episodes)} training tasks")
         self.observer.stage(name, config.updates)
         with self._timed("warm_start"):
-            report = sft(self.policy, episodes, config, progress=self.observer.advance)
+            kept = [episode for episode in episodes if self.outcomes[episode.outcome].train]
+            report = sft(self.policy, kept, config, progress=self.observer.advance)
         self.folder.add_metrics({"iteration": 0, "warm_start": report.to_dict()})
         self.observer.note(f"{name}: {report.accuracy:.1%} of the expert's tokens are the most likely ones")
 
@@ -306,6 +307,7 @@ class _Run:
                 store=self.store,
                 provenance={"recipe": self.recipe.digest},
                 tally=tally,
+                training=True,
                 on_trajectory=told,
                 **options,
             )
@@ -333,6 +335,7 @@ class _Run:
                     iteration=iteration,
                     policy=self.outcomes,
                     tally=tally,
+                    training=True,
                     on_trajectory=lambda _: self.observer.advance(tally.episodes, _tally_numbers(tally)),
                     renderer=self.renderer,
                     agent=self.agent,

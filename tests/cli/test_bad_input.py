@@ -94,6 +94,7 @@ def train(stepgym: Callable[..., Any], recipe: Path, tmp_path: Path) -> Callable
         ("outcomes.env_error={train: 1}", ["outcomes.env_error", "train", "true or false"]),
         ("outcomes.window=wide", ["outcomes.window", "'wide'"]),
         ("outcomes.max_infrastructure_share=20", ["outcomes.max_infrastructure_share", "from 0 to 1", "20"]),
+        ("outcomes.max_dropped_share=-1", ["outcomes.max_dropped_share", "from 0 to 1", "-1"]),
         ("outcomes.completed=no", ["outcomes.completed", "expected a mapping"]),
         # what does not go together
         ("algorithm.credit=gae", ["gae", "step-wise", "grpo", "rloo"]),

@@ -43,7 +43,18 @@ def test_a_policy_reads_back_what_it_says():
     assert policy[Outcome.ENV_ERROR] == Treatment(train=False, retries=5)
     assert policy[Outcome.TURN_LIMIT].reward == -1.0
     assert (policy.window, policy.max_infrastructure_share) == (10, 0.2)
+    assert policy.max_dropped_share == 0.25
     assert OutcomePolicy.from_config(policy.to_dict()) == policy
+    assert OutcomePolicy.from_config({"max_dropped_share": 0.9}).to_dict()["max_dropped_share"] == 0.9
+
+
+def test_what_training_loses():
+    policy = OutcomePolicy.from_config({"env_error": {"train": True}})
+    assert policy.loses(Outcome.ENV_TIMEOUT)
+    assert policy.loses(Outcome.ENGINE_ERROR)
+    assert not policy.loses(Outcome.ENV_ERROR)
+    assert not policy.loses(Outcome.CONTEXT_OVERFLOW)
+    assert not policy.loses(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize(

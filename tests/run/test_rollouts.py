@@ -94,6 +94,55 @@ def test_a_failure_that_comes_back_is_final_and_suspect(parrot: Any) -> None:
     assert "my last words" in tally.suspects[0]
 
 
+def test_a_broken_environment_stops_training_and_its_samples_are_played_again(parrot: Any, tmp_path: Path) -> None:
+    """Two of six tasks work: most episodes would be dropped."""
+    Flaky.seen.clear()
+    Flaky.seen.update({"t0": 99, "t1": 99})
+    options: dict[str, Any] = {"env_config": {"failures": 3}, "training": True}
+    with TrajectoryStore(tmp_path / "s", "a") as store:
+        with pytest.raises(RunStoppedError) as stopped:
+            rollout(Flaky, TASKS, parrot(lambda p, s: "x"), store=store, phase="train", iteration=7, **options)
+        assert str(stopped.value) == (
+            "4 of the 6 episodes of train 7 failed by environment or infrastructure, after all retries (limit 25%); "
+            "the last: env_error: RuntimeError: the database went away"
+        )
+        assert stopped.value.exit_code == 3
+        assert sorted(each.task_id for each in store.ids(final_only=True)) == ["t0", "t1"]
+        assert len(store) == 2 + 4 * 3
+        found = rollout(Flaky, TASKS, parrot(lambda p, s: "x"), store=store, phase="train", iteration=7, **options)
+        assert [(t.id.attempt, t.reward) for t in found] == [(0, 1.0)] * 2 + [(3, 1.0)] * 4
+        assert len(store.ids(final_only=True)) == 6
+        assert len(store) == 2 + 4 * 4
+
+
+@pytest.mark.parametrize("changes", [{"max_dropped_share": 0.7}, {"env_error": {"train": True, "reward": 0.0}}])
+def test_how_much_may_be_dropped_is_the_policys(parrot: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    Flaky.seen.clear()
+    Flaky.seen.update({"t0": 99, "t1": 99})
+    policy = OutcomePolicy.from_config(changes)
+    options: dict[str, Any] = {"env_config": {"failures": 99}, "training": True, "policy": policy}
+    with TrajectoryStore(tmp_path / "s", "a") as store:
+        for _ in range(2):  # the second time it is all there
+            found = rollout(Flaky, TASKS, parrot(lambda p, s: "x"), store=store, **options)
+            assert [t.reward for t in found] == [1.0] * 2 + [None] * 4
+            assert len(store.ids(final_only=True)) == 6
+        played = sum(Flaky.seen.values())
+        with pytest.raises(RunStoppedError, match="4 of the 6"):
+            rollout(Flaky, TASKS, parrot(lambda p, s: "x"), store=store, **{**options, "policy": OutcomePolicy()})
+        assert sum(Flaky.seen.values()) == played
+
+
+def test_unscorable_tasks_stop_no_training(parrot: Any) -> None:
+    class Empty(Env):
+        def begin(self, task: Task) -> Any:
+            raise UnscorableTask("the gold answer is empty")
+
+        def act(self, message: Any) -> Any:
+            raise AssertionError
+
+    assert len(rollout(Empty, TASKS, parrot(lambda p, s: "x"), training=True)) == 6
+
+
 def test_an_unscorable_task_is_not_retried(parrot: Any) -> None:
     class Empty(Env):
         def begin(self, task: Task) -> Any:

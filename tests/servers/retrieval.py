@@ -26,8 +26,8 @@ class RunningApp:
         self.thread.join(20)
 
 
-def serve(app: Any) -> RunningApp:
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+def serve(app: Any, port: int = 0) -> RunningApp:
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -264,6 +264,28 @@ def test_an_adapter_is_trained_on_a_pretrained_model_and_resumed(
     assert all("_proj" in name for name in moved)
 
 
+class Broken(Coin):
+    """Cannot be played on every fourth task."""
+
+    def act(self, message: Any) -> Any:
+        if int(self.task.id.partition("-")[2]) % 4 == 0:
+            raise OSError("the table is gone")
+        return super().act(message)
+
+
+def test_a_warm_start_does_not_learn_from_what_failed(tmp_path: Path) -> None:
+    recipe = made(
+        env={"kind": f"{__name__}:Broken"},
+        warm_start={**WARM, "sft": {"updates": 1}},
+        budget={"iterations": 0},
+        evaluation={"test_tasks": 0, "every": 0},
+    )
+    play(recipe, tmp_path)
+    with TrajectoryStore(tmp_path / "trajectories") as store:
+        assert len(store.ids(final_only=True)) == 16
+    assert metrics(tmp_path)[0]["warm_start"]["trajectories"] == 12
+
+
 class Absent:
     """An agent that does not come."""
 

@@ -54,11 +54,11 @@ def retrieval_servers() -> ModuleType:
 
 @pytest.fixture
 def serve_app(retrieval_servers: ModuleType) -> Iterator[Callable[..., Any]]:
-    """`serve_app(app)` serves an application until the test ends, or until `.stop()`; it has a `.url`."""
+    """`serve_app(app, port=0)` serves an application until the test ends, or until `.stop()`; it has a `.url`."""
     running: list[Any] = []
 
-    def serve(app: Any) -> Any:
-        running.append(retrieval_servers.serve(app))
+    def serve(app: Any, port: int = 0) -> Any:
+        running.append(retrieval_servers.serve(app, port))
         return running[-1]
 
     yield serve
