@@ -39,7 +39,7 @@ MENTIONS = (
     "{s} is sometimes confused with {other}.",
     "A letter about {other} mentions {s} in passing.",
     "In old catalogues {s} stands next to {other}.",
-    "Nothing connects {s} with {other} but a rumour.",
+    "The same rumour was spread about {s} and about {other}.",
 )
 """Sentences that name another entity and tell nothing."""
 

@@ -17,6 +17,7 @@ from stepgym_search.encyclopedia.draws import Stream, permute
 from stepgym_search.encyclopedia.relations import RELATIONS, UNKNOWN, UNKNOWN_RULE, Relation
 from stepgym_search.encyclopedia.splits import SPLITS, split_of, world_of, worlds_in
 from stepgym_search.encyclopedia.world import Entity, World
+from stepgym_search.scoring import is_match
 
 QUESTIONS_PER_WORLD = 5
 _MOST_PASSED_OVER = 100
@@ -132,10 +133,9 @@ def _solve(world: World, kind: str, candidate: Candidate, draw: Stream) -> _Solv
     relation = candidate.chain[-1]
     if (value is None) != (kind == "unanswerable"):
         return None
-    slips = _slips(read, relation, value)
     answers = list(UNKNOWN) if value is None else _golden(value)
     said = UNKNOWN[0] if value is None else read[-1].spell(relation)
-    return _Solved([_mention(read[0], answers, draw)], read, answers, said, slips)
+    return _Solved([_mention(read[0], answers, draw)], read, answers, said, _slips(read, relation, answers))
 
 
 def _golden(value: Entity | Day) -> list[str]:
@@ -145,14 +145,20 @@ def _golden(value: Entity | Day) -> list[str]:
     return spellings(value)
 
 
-def _slips(read: Sequence[Entity], relation: Relation, value: Entity | Day | None) -> dict[str, Slip]:
-    """Wrong answers of the right kind that stand in the articles."""
+def _slips(read: Sequence[Entity], relation: Relation, golden: Sequence[str]) -> dict[str, Slip]:
+    """Wrong answers of the right kind that stand in the articles; wrong too where a golden answer inside one is enough.
+
+    "12 March 1874" is no slip where "2 March 1874" is right.
+    """
     slips: dict[str, Slip] = {}
     for name, searches in (*(("stop", count) for count in range(len(read) - 1, 0, -1)), ("field", len(read))):
         entity = read[searches - 1]
-        for other in entity.facts:
-            if RELATIONS[other].object == relation.object and entity.facts[other] != value and name not in slips:
-                slips[name] = {"searches": searches, "takes": other, "answer": entity.spell(RELATIONS[other])}
+        for other in map(RELATIONS.__getitem__, entity.facts):
+            if name in slips or other.object != relation.object:
+                continue
+            said = entity.spell(other)
+            if not is_match(said, golden, "substring"):
+                slips[name] = {"searches": searches, "takes": other.name, "answer": said}
     return slips
 
 
@@ -166,6 +172,8 @@ def _compare(world: World, candidate: Candidate, draw: Stream) -> _Solved | None
     answers = _golden(right)
     mentions = [_mention(entity, answers, draw) for entity in two]
     chosen, other = mentions if right is two[0] else mentions[::-1]
+    if is_match(other, answers, "substring"):
+        return None
     slips: dict[str, Slip] = {"stop": {"searches": 1, "takes": relation.name, "answer": other}}
     for rival in map(RELATIONS.__getitem__, right.facts):
         stated = rival.object == "date" and all(rival.name in entity.facts for entity in two)

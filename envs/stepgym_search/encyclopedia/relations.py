@@ -237,7 +237,7 @@ _ALL = (
     ),
     Relation(
         "setting", "work", "town", "is", "set in {o}",
-        ("takes place in {o}", "plays in {o}"),
+        ("takes place in {o}", "unfolds in {o}"),
         ("The scene of {s} is {o}",),
         ("the setting of {x}", "the town where {x} is set"),
         ("Where is {x} set?", "In which town does {x} take place?"),

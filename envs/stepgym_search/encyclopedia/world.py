@@ -123,7 +123,8 @@ class _Society:
     """What is true in a world, stated or not, by slot and relation.
 
     Whatever is of the same class in one article differs, and so do the towns of a work or an organisation from those
-    of the person it comes from: an answer taken from the wrong place is wrong.
+    of the person it comes from: an answer taken from the wrong place is wrong. Days fit each other: organisations are
+    founded while everybody lives, and works published once there are organisations to publish them.
     """
 
     def __init__(self, draw: Stream, world: World) -> None:
@@ -157,8 +158,8 @@ class _Society:
         for rank, slot in enumerate(by_age):
             facts = self.facts[slot]
             facts["birthplace"], facts["burial_place"] = self._two("town")
-            born = self._day(year, rank * 8, 7)
-            facts["birth_date"], facts["burial_date"] = born, self._day(born[0], 50, 40)
+            born = self._day(year, rank * 5, 5)
+            facts["birth_date"], facts["burial_date"] = born, self._day(born[0], 62, 30)
             if rank:
                 # The oldest has no teacher in the encyclopedia; so nobody is their own teacher in a roundabout way.
                 facts["teacher"] = people[by_age[rank - 1]]
@@ -181,7 +182,7 @@ class _Society:
 
     def _organisations(self) -> None:
         founders = self._draw.shuffled(SLOTS["person"])
-        year = self._last_birth() + 25
+        year = self._last_birth() + 20
         ages = self._draw.shuffled(range(len(SLOTS["organisation"])))
         for age, founder, facts in zip(ages, founders, self._each("organisation"), strict=False):
             person = self._world.entities[founder]
@@ -189,12 +190,12 @@ class _Society:
             facts["director"] = self._two("person", person)[0]
             life = self.facts[founder]
             facts["headquarters"], facts["branch"] = self._two("town", life["birthplace"], life["burial_place"])
-            founded = self._day(year, age * 5, 4)
+            founded = self._day(year, age * 4, 4)
             facts["founding_date"], facts["reform_date"] = founded, self._day(founded[0], 10, 60)
 
     def _works(self) -> None:
         authors = self._draw.shuffled(SLOTS["person"])
-        year = self._last_birth() + 20
+        year = self._last_birth() + 32
         ages = self._draw.shuffled(range(len(SLOTS["work"])))
         for age, author, facts in zip(ages, authors, self._each("work"), strict=False):
             person = self._world.entities[author]

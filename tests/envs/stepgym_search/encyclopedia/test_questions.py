@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 import re
-import string
 import subprocess
 import sys
-import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
@@ -25,11 +25,12 @@ from stepgym_search.encyclopedia import (
     articles,
 )
 from stepgym_search.encyclopedia.article import write_article
-from stepgym_search.encyclopedia.questions import draw_task
+from stepgym_search.encyclopedia.questions import _slips, draw_task
 from stepgym_search.encyclopedia.reader import read_answers
 from stepgym_search.encyclopedia.relations import UNKNOWN, UNKNOWN_RULE
 from stepgym_search.encyclopedia.splits import split_of
 from stepgym_search.encyclopedia.world import Entity, World
+from stepgym_search.scoring import is_match, normalize_answer
 
 from stepgym.env.task import Task
 from stepgym.errors import UserError
@@ -65,16 +66,31 @@ texts = st.fixed_dictionaries(
 """Options of encyclopedias of every sort in which each kind but the unanswerable can be asked."""
 
 
-def normalise(text: str) -> str:
-    """As answers are compared: SQuAD's way."""
-    text = "".join(c for c in unicodedata.normalize("NFKC", text).casefold() if c not in string.punctuation)
-    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
+@lru_cache(maxsize=8)
+def written(config: EncyclopediaConfig, index: int) -> tuple[dict[str, Entity], dict[str, Document]]:
+    """What a world's articles are about and the articles, by id."""
+    world = World(config, index)
+    every = [write_article(world, slot) for slot in range(len(world.entities))]
+    return {entity.id: entity for entity in world.entities}, {article.id: article for article in every}
 
 
 def documents(config: EncyclopediaConfig, task: Task) -> dict[str, Document]:
     """The articles of a task's world, by id."""
-    world = World(config, task.data["world"])
-    return {a.id: a for a in (write_article(world, slot) for slot in range(len(world.entities)))}
+    return written(config, task.data["world"])[1]
+
+
+@lru_cache(maxsize=3)
+def usual_tasks(split: str) -> list[Task]:
+    """All questions of a split of the usual encyclopedia."""
+    return list(GeneratedQuestions(USUAL, split))
+
+
+def by_world(config: EncyclopediaConfig, split: str, worlds: int) -> Iterator[Task]:
+    """All questions about the first worlds of a split, one world after another."""
+    tasks = GeneratedQuestions(config, split)
+    count = len(tasks) // QUESTIONS_PER_WORLD
+    for place in range(min(worlds, count)):
+        yield from tasks[place::count]
 
 
 def check_proof(config: EncyclopediaConfig, task: Task) -> None:
@@ -87,9 +103,9 @@ def check_proof(config: EncyclopediaConfig, task: Task) -> None:
         assert read_answers(task.prompt, proof) == task.answer
     else:  # another name of the answer stands in an article of its own
         assert read_answers(task.prompt, proof)[0] == task.answer[0]
-    golden = {normalise(answer) for answer in task.answer}
+    golden = {normalize_answer(answer) for answer in task.answer}
     assert "" not in golden
-    assert normalise(plan["answer"]) in golden
+    assert normalize_answer(plan["answer"]) in golden
     assert len(plan["searches"]) == len(proof) == task.data["hops"]
     # Whoever follows the plan finds each search in what has been read before, and the answer in what was found.
     read = task.prompt
@@ -100,8 +116,7 @@ def check_proof(config: EncyclopediaConfig, task: Task) -> None:
     if task.data["kind"] != "unanswerable":
         assert plan["answer"] in read.replace(task.prompt, "")
     # What is taken from each article leads on to the next.
-    entities = World(config, task.data["world"]).entities
-    read_of = {entity.id: entity for entity in entities}
+    read_of, _ = written(config, task.data["world"])
     for place, (id, taken) in enumerate(zip(task.data["articles"], plan["takes"], strict=True)):
         value = read_of[id].facts.get(taken)
         if task.data["kind"] == "comparison":
@@ -114,7 +129,8 @@ def check_proof(config: EncyclopediaConfig, task: Task) -> None:
     for name, slip in plan["slips"].items():
         assert slip["takes"] in read_of[task.data["articles"][slip["searches"] - 1]].facts
         assert name == "stop" or slip["takes"] != plan["takes"][-1]
-        assert normalise(slip["answer"]) not in golden
+        assert normalize_answer(slip["answer"]) not in golden
+        assert not is_match(slip["answer"], task.answer, "substring")
         count = slip["searches"]
         assert 1 <= count < len(proof) if name == "stop" else count == len(proof)
         seen = task.prompt + "".join(article.contents for article in proof[:count])
@@ -128,7 +144,7 @@ def slips_by_kind(tasks: list[Task]) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize("config", [USUAL, TINY, HARD], ids=["usual", "tiny", "hard"])
 def test_every_golden_answer_can_be_read_in_the_articles(config: EncyclopediaConfig) -> None:
     for split in SPLITS:
-        for task in GeneratedQuestions(config, split)[:700]:
+        for task in by_world(config, split, 140):
             check_proof(config, task)
 
 
@@ -165,16 +181,17 @@ def test_whatever_relations_are_asked_about_there_are_questions(
 
 
 def test_no_article_elsewhere_is_about_the_same_things() -> None:
-    # Read with all 10,000 articles at once, not only those of its world, a question has the same answers.
-    every = list(articles(USUAL))
+    # Read with all 4,000 articles at once, not only those of its world, a question has the same answers.
+    config = replace(USUAL, articles=4_000)
+    every = list(articles(config))
     names = Counter(article.title for article in every)
     assert max(names.values()) == 1
-    for task in GeneratedQuestions(USUAL, "test")[:2]:
+    for task in GeneratedQuestions(config, "test")[:2]:
         assert read_answers(task.prompt, every) == task.answer
 
 
 def test_kinds_come_up_equally_often_and_are_what_they_are_called() -> None:
-    tasks = list(GeneratedQuestions(USUAL, "train")[:1800])
+    tasks = usual_tasks("train")[:1800]
     counts = Counter(task.data["kind"] for task in tasks)
     assert set(counts) == set(KINDS)
     assert max(counts.values()) < 1.15 * min(counts.values())
@@ -188,15 +205,15 @@ def test_kinds_come_up_equally_often_and_are_what_they_are_called() -> None:
 
 
 def test_questions_read_like_questions() -> None:
-    for config in (USUAL, TINY, HARD):
-        for task in GeneratedQuestions(config, "train")[:1000]:
-            question = task.prompt.removesuffix(UNKNOWN_RULE)
-            assert re.fullmatch(r"(In |On |By )?[A-Za-z]+ [A-Za-z ]+(, [A-Za-z ]+)?\?", question), question
-            assert "  " not in question
-            assert question[0].isupper()
-            assert not any(re.search(rf"\b{re.escape(answer)}\b", question) for answer in task.answer) or (
-                task.data["kind"] == "comparison"
-            )
+    others = [task for config in (TINY, HARD) for task in GeneratedQuestions(config, "train")[:1000]]
+    for task in (*usual_tasks("train")[:1000], *others):
+        question = task.prompt.removesuffix(UNKNOWN_RULE)
+        assert re.fullmatch(r"(In |On |By )?[A-Za-z]+ [A-Za-z ]+(, [A-Za-z ]+)?\?", question), question
+        assert "  " not in question
+        assert question[0].isupper()
+        assert not any(re.search(rf"\b{re.escape(answer)}\b", question) for answer in task.answer) or (
+            task.data["kind"] == "comparison"
+        )
 
 
 @pytest.mark.parametrize("kinds", [None, ("unanswerable",), ("one_hop", "unanswerable")])
@@ -223,15 +240,15 @@ def test_a_tiny_models_questions_have_one_wording_and_both_slips() -> None:
 
 
 def test_varied_questions_use_every_wording() -> None:
-    asked = [task.prompt for task in GeneratedQuestions(EncyclopediaConfig(articles=100_000), "train")[:6000]]
+    asked = [task.prompt for task in GeneratedQuestions(EncyclopediaConfig(articles=100_000), "train")[:4000]]
     for relation in RELATIONS.values():
         for form in (*relation.questions, *(relation.phrases if relation.object != "date" else ())):
-            pattern = re.compile(re.escape(form).replace(r"\{x\}", ".+"))
-            assert any(pattern.search(question) for question in asked), form
+            before, after = form.split("{x}")
+            assert any(after in question.partition(before)[2] for question in asked), form
 
 
 def test_questions_and_answers_use_other_names() -> None:
-    tasks = list(GeneratedQuestions(USUAL, "train")[:1500])
+    tasks = usual_tasks("train")[:1500]
     named = [task for task in tasks if task.data["kind"] not in ("date", "unanswerable")]
     assert {len(task.answer) for task in named} == {1, 2}
     firsts = [documents(USUAL, task)[task.data["articles"][0]].title.strip('"') for task in tasks[:300]]
@@ -241,14 +258,24 @@ def test_questions_and_answers_use_other_names() -> None:
 
 
 def test_distractors_make_the_field_slip() -> None:
-    without = [
-        t for s in SPLITS for t in GeneratedQuestions(replace(USUAL, distractors=0, kinds=("one_hop", "two_hop")), s)
-    ]
+    without = list(GeneratedQuestions(replace(USUAL, distractors=0, kinds=("one_hop", "two_hop")), "train")[:1000])
     assert "field" not in {slip for _, slip in slips_by_kind(without)}
     with_them = list(GeneratedQuestions(replace(USUAL, kinds=("one_hop", "two_hop")), "train")[:1000])
     counts = slips_by_kind(with_them)
     assert counts["one_hop", "field"] > 350
     assert counts["two_hop", "field"] > 350
+
+
+def test_a_slip_is_wrong_even_where_a_golden_answer_inside_it_would_do() -> None:
+    names = EncyclopediaConfig().name_book
+    work = Entity(15, 15, "work", "novel", names, {"publication_date": (1874, 3, 12)})
+    life = Entity(0, 0, "person", "poet", names, {"birth_date": (1874, 3, 2), "burial_date": (1940, 1, 1)})
+    asked = RELATIONS["birth_date"]
+    field = {"searches": 2, "takes": "burial_date", "answer": "1 January 1940"}
+    assert _slips([work, life], asked, ["2 March 1874"]) == {"field": field}
+    stop = {"searches": 1, "takes": "publication_date", "answer": "12 March 1874"}
+    assert _slips([work, life], asked, ["3 March 1874"]) == {"stop": stop, "field": field | {
+        "takes": "birth_date", "answer": "2 March 1874"}}  # fmt: skip
 
 
 def test_comparisons_ask_for_either_end_and_the_first_named_is_right_half_of_the_time() -> None:
@@ -261,7 +288,7 @@ def test_comparisons_ask_for_either_end_and_the_first_named_is_right_half_of_the
 
 
 def test_ids_are_unique_and_say_split_and_world() -> None:
-    tasks = [task for split in SPLITS for task in GeneratedQuestions(USUAL, split)]
+    tasks = [task for split in SPLITS for task in usual_tasks(split)]
     assert len(tasks) == 500 * QUESTIONS_PER_WORLD
     assert len({task.id for task in tasks}) == len(tasks)
     for task in tasks[::50]:
@@ -274,7 +301,7 @@ def test_no_two_splits_share_a_world_and_no_two_questions_are_the_same() -> None
     worlds: dict[str, set[int]] = {}
     questions: Counter[str] = Counter()
     for split in SPLITS:
-        tasks = list(GeneratedQuestions(USUAL, split))
+        tasks = usual_tasks(split)
         worlds[split] = {task.data["world"] for task in tasks}
         questions.update(task.prompt for task in tasks)
         first = [task.data["world"] for task in tasks[: len(worlds[split])]]
@@ -328,7 +355,7 @@ def test_an_unknown_split_is_a_users_error() -> None:
 def test_a_world_that_allows_no_question_is_passed_over() -> None:
     # The teacher is the next older person, the oldest has none, and whose article leaves it out is drawn: in some
     # worlds nobody's teacher's teacher's teacher can be found.
-    config = EncyclopediaConfig(articles=10_000, asked=("teacher",), kinds=("three_hop",))
+    config = EncyclopediaConfig(articles=5_000, asked=("teacher",), kinds=("three_hop",))
     tasks = list(GeneratedQuestions(config, "train"))
     own = [task for task in tasks if task.id.split("-")[1] == str(task.data["world"])]
     assert 0.5 < len(own) / len(tasks) < 1
