@@ -34,9 +34,9 @@ def build_once(folder: Path, build: Callable[[Path], None], *, is_built: Callabl
     Raises:
         UserError: The place cannot be written to.
     """
-    if is_built(folder):
-        return False
     try:
+        if is_built(folder):
+            return False
         with _locked(folder):
             if is_built(folder):
                 return False
@@ -52,7 +52,8 @@ def build_once(folder: Path, build: Callable[[Path], None], *, is_built: Callabl
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"cannot write {folder}: {error.strerror or error}; make room or rights there, or set {HOME_VARIABLE}"
+            f"cannot write {folder}: {error.strerror or error}; make room or rights there, name another place, or set "
+            f"{HOME_VARIABLE}"
         ) from None
     return True
 

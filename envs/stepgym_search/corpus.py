@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
+import stat
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from stepgym.errors import EnvError, UserError
 from stepgym.home import home
 from stepgym_search.built_folder import build_once
 from stepgym_search.document import Document
-
-logger = logging.getLogger(__name__)
+from stepgym_search.progress import LongWork
 
 LONGEST_LINE = 64 * 2**20
 """Bytes. A longer line is taken for a file that is no JSON lines (one great JSON array, say)."""
 
+_TOLD_LINES = 4096
 _VERSION = 1
 _OFFSETS = "offsets.npy"
 _DESCRIPTION = "corpus.json"
@@ -129,8 +129,7 @@ class Corpus(Sequence[Document]):
     def _scan(self, folder: Path) -> None:
         """Read the whole file once; write down where rows begin, and the digest."""
         size = self._state[0]
-        if size > 2**30:
-            logger.info("reading %s (%.1f GB) for the first time", self.path, size / 1e9)
+        progress = LongWork(f"reading {self.path} for the first time", size / 1e9, "GB")
         digest = hashlib.sha256()
         starts = array("q")
         position = 0
@@ -142,6 +141,8 @@ class Corpus(Sequence[Document]):
                     self._check(line[mark:], number)
                     starts.append(position + mark)
                 position += len(line)
+                if number % _TOLD_LINES == 0:
+                    progress.at(position / 1e9)
             state = os.fstat(file.fileno())
         if position != size or (state.st_size, state.st_mtime_ns) != self._state:
             raise UserError(f"{self.path} was changed while it was read; start again when it is whole")
@@ -184,14 +185,20 @@ def open_corpus(path: str | Path) -> Corpus:
 def _open(path: Path) -> int:
     if path.suffix in {".gz", ".bz2", ".xz", ".zst", ".zip"}:
         raise UserError(f"{path} is compressed: unpack it first, passages are read where they lie")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: a corpus is one file of JSON lines")
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that nobody writes to would wait
     except FileNotFoundError:
         raise UserError(f"there is no corpus at {path}") from None
     except OSError as error:
         raise UserError(f"cannot read the corpus {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is no path of a corpus: {error}") from None
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        kind = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice, but a pipe or a device"
+        raise UserError(f"{path} is {kind}: a corpus is one file of JSON lines")
+    return file
 
 
 def _kept(folder: Path, size: int) -> tuple[np.ndarray[Any, np.dtype[np.int64]], str] | None:

@@ -152,6 +152,7 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 def _set_up_logging(debug: bool) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("stepgym").setLevel(logging.DEBUG if debug else logging.WARNING)
+    logging.getLogger("stepgym.progress").setLevel(logging.INFO)  # work of minutes: a corpus is read, an index built
 
 
 def _one_line(error: object) -> str:

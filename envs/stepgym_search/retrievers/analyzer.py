@@ -67,14 +67,18 @@ class Analyzer:
         stop_words: `lucene`: leave out Lucene's 33 English ones; `none`: leave out nothing.
 
     Raises:
-        UserError: There is no such stemmer.
+        UserError: There is no such stemmer, or a library is missing.
     """
 
     def __init__(self, *, stemmer: str = "porter", stop_words: StopWords = "lucene") -> None:
         # Imported here: half a second that an environment with a server elsewhere need not spend.
-        import regex
-        import Stemmer
-
+        try:
+            import regex
+            import Stemmer
+        except ImportError as error:
+            raise UserError(
+                f"search: the retriever bm25s needs the package {error.name!r}: pip install 'stepgym[search]'"
+            ) from None
         known = [*Stemmer.algorithms(), NO_STEMMER]
         if stemmer not in known:
             raise UserError(f"search: retriever: {unknown('stemmer', stemmer, known)}")

@@ -15,6 +15,7 @@ import numpy as np
 from stepgym.errors import UserError
 from stepgym_search.corpus import Corpus
 from stepgym_search.document import Document
+from stepgym_search.progress import LongWork
 from stepgym_search.retrievers.analyzer import Analyzer, StopWords
 from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.index_folder import open_index_folder
@@ -31,6 +32,7 @@ Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
 _BLOCK = 2048
+_TOLD_PASSAGES = 1000
 _FORM = 1  # of the files in the folder; a change makes old folders be built anew
 
 
@@ -125,10 +127,13 @@ class BM25Retriever:
 
     def _build(self, folder: Path) -> None:
         numbers: dict[str, int] = {}
-        passages = [
-            array("i", [numbers.setdefault(word, len(numbers)) for word in self._analyzer(document.contents)])
-            for document in self._corpus
-        ]
+        passages: list[array[int]] = []
+        progress = LongWork(f"finding the words of {self._corpus.path}", len(self._corpus), "passages")
+        for document in self._corpus:
+            words = self._analyzer(document.contents)
+            passages.append(array("i", [numbers.setdefault(word, len(numbers)) for word in words]))
+            if len(passages) % _TOLD_PASSAGES == 0:
+                progress.at(len(passages))
         if not numbers:
             raise UserError(f"no passage of {self._corpus.path} has a word to search for")
         ordered = Vocabulary.write(folder, numbers)
@@ -137,6 +142,7 @@ class BM25Retriever:
         numbers.clear()
         for row, passage in enumerate(passages):
             passages[row] = array("i", places[np.frombuffer(passage, dtype=np.int32)].tobytes())
+        progress.then(f"scoring the {len(ordered):,} words of {len(passages):,} passages")
         index = _library().BM25(k1=self._settings["k1"], b=self._settings["b"], method="lucene", backend="numpy")
         index.index((passages, dict(enumerate(range(len(ordered))))), create_empty_token=False, show_progress=False)
         index.vocab_dict = {}  # ours is in the table
@@ -149,6 +155,8 @@ class BM25Retriever:
             index = library.BM25.load(self._folder, mmap=True, load_vocab=False, show_progress=False)
             for name in ("indptr", "indices", "data"):
                 index.scores[name] = np.asarray(index.scores[name])  # still mapped; a plain array is quicker to cut
+            # A row below 0, where a file is damaged, would count from the end; so it is beyond it.
+            index.scores["indices"] = index.scores["indices"].view(np.uint32)
             starts, rows, scores = (index.scores[name] for name in ("indptr", "indices", "data"))
             whole = (
                 len(starts) == len(vocabulary) + 1
@@ -166,8 +174,12 @@ class BM25Retriever:
 
 def _library() -> Any:
     """The library bm25s, which would write its debugging lines wherever anybody listens to the log."""
-    import bm25s
-
+    try:
+        import bm25s
+    except ImportError as error:
+        raise UserError(
+            f"search: the retriever bm25s needs the package {error.name!r}: pip install 'stepgym[search]'"
+        ) from None
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 

@@ -67,8 +67,8 @@ class IndexManifest:
             if version == VERSION:
                 manifest = cls(**fields)
                 numbers = [entry[key] for entry in manifest.files.values() for key in ("bytes", "checksum")]
-                if not all(isinstance(number, int) for number in numbers):
-                    raise ValueError("sizes and checksums are whole numbers")
+                if not all(isinstance(number, int) for number in numbers) or not isinstance(manifest.settings, dict):
+                    raise ValueError("sizes and checksums are whole numbers, settings have names")
                 return manifest
         except FileNotFoundError:
             raise UserError(f"{folder} is no index of stepgym's: it has no {MANIFEST}") from None
@@ -107,13 +107,10 @@ def open_index_folder(
     wanted = json.loads(json.dumps(dict(settings)))
     if index_path is None:
         key = json.dumps([VERSION, kind, wanted, corpus.digest], sort_keys=True)
-        folder = home("search", "indexes", f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:24]}")
+        name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+        folder = home("search", "indexes", name).absolute()
     else:
-        folder = Path(index_path).expanduser().absolute()
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file: an index of the retriever {kind} is a folder")
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-            raise UserError(f"{folder} is no index of stepgym's: name an index, or a new folder to build one in")
+        folder = _named_folder(index_path, kind)
 
     def build_all(temporary: Path) -> None:
         started = time.monotonic()
@@ -124,6 +121,19 @@ def open_index_folder(
 
     if not build_once(folder, build_all, is_built=lambda folder: (folder / MANIFEST).exists()):
         _check(folder, kind, wanted, corpus)
+    return folder
+
+
+def _named_folder(index_path: str | Path, kind: str) -> Path:
+    """The folder that a path names, behind all links; it is an index, empty, or not there."""
+    try:
+        folder = Path(index_path).expanduser().resolve()
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file: an index of the retriever {kind} is a folder")
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
+            raise UserError(f"{folder} is no index of stepgym's: name an index, or a new folder to build one in")
+    except OSError as error:
+        raise UserError(f"cannot read the index {index_path}: {error.strerror or error}") from None
     return folder
 
 

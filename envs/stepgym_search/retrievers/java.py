@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +44,10 @@ class JavaHome(NamedTuple):
     modules: frozenset[str]
 
 
+class JavaError(RetrieverError):
+    """Java raised an exception."""
+
+
 class JavaThread:
     """Runs calls in the one thread that speaks to Java, and starts the machine with the first.
 
@@ -67,7 +72,8 @@ class JavaThread:
 
         Raises:
             UserError: Java or pyserini is missing, too old, or does not start.
-            RetrieverError: Java raised an exception, or the process was forked after Java had been started.
+            JavaError: Java raised an exception.
+            RetrieverError: The process was forked after Java had been started.
         """
         with self._lock:
             if self._process is None:
@@ -82,9 +88,14 @@ class JavaThread:
         self._calls.put((result, lambda: _in_python(function, what)))
         return result.result()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether Java was started in this process, not in one that this was forked from."""
+        return self._process == os.getpid()
+
     def later(self, function: Callable[[], object]) -> None:
         """Run a function in the thread of Java, some time, if Java runs in this process; nobody learns how it ended."""
-        if self._process == os.getpid():
+        if self.is_here:
             self._calls.put((Future(), function))
 
     def _after_fork(self) -> None:
@@ -214,8 +225,18 @@ def _in_python(function: Callable[[], T], what: str) -> T:
         return function()
     except JavaException as error:
         name = str(error.classname or "").rpartition(".")[2]
-        message = f"search: {what}: Java says {name}: {_one_line(error.innermessage or error)}"
-    raise RetrieverError(message)  # out here, where Java's exception is no part of it
+        message = f"search: {what}: Java says {name}: {_one_line(error.innermessage or error)}{_because(error)}"
+    raise JavaError(message)  # out here, where Java's exception is no part of it
+
+
+def _because(error: Any) -> str:
+    """The first of the causes of an exception of Java's, which says more than what came of it."""
+    lines = [str(line) for line in error.stacktrace or ()]
+    causes = [cause for line, cause in pairwise(lines) if line.strip() == "Caused by:"]
+    if not causes:
+        return ""
+    name, colon, reason = causes[-1].partition(":")
+    return f" ({_one_line(name.rpartition('.')[2] + colon + reason)})"
 
 
 def _one_line(error: object) -> str:

@@ -18,10 +18,11 @@ from stepgym.errors import UserError
 from stepgym.plugins import unknown
 from stepgym_search.corpus import Corpus
 from stepgym_search.document import Document
+from stepgym_search.progress import LongWork
 from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.bm25 import MOST_WORDS, check_bm25
 from stepgym_search.retrievers.index_folder import MANIFEST, open_index_folder
-from stepgym_search.retrievers.java import INSTALL, java
+from stepgym_search.retrievers.java import INSTALL, JavaError, java
 from stepgym_search.retrievers.passages import passages_of
 from stepgym_search.retrievers.query_text import well_formed
 
@@ -99,7 +100,7 @@ class LuceneRetriever:
         self._finalizer.atexit = False
         try:
             self._rows, stores = java.call(lambda: self._open(k1, b), f"opening the index {self._folder}")
-        except RetrieverError as error:
+        except JavaError as error:
             raise UserError(f"{error}; it is damaged, or of another version of Lucene") from None
         if not self._is_ours and not stores and corpus is None:
             raise UserError(f"{self._folder} stores no passages: name the corpus that it was made of")
@@ -115,7 +116,7 @@ class LuceneRetriever:
         folder = Path(str(path)).expanduser().absolute()
         try:
             return java.call(lambda: _stores_passages(folder), f"opening the index {folder}")
-        except RetrieverError as error:
+        except JavaError as error:
             raise UserError(f"{error}; it is damaged, or of another version of Lucene") from None
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
@@ -130,8 +131,8 @@ class LuceneRetriever:
         return [[self._document(hit) for hit in of_query] for of_query in hits]
 
     def close(self) -> None:
-        """Close the index. Java stays."""
-        if self._finalizer.detach() is not None:
+        """Close the index. Java stays; in a process that was forked from the one that opened it, so does the index."""
+        if self._finalizer.detach() is not None and java.is_here:
             java.call(partial(_close, self._number), f"closing {self._folder}")
 
     # ---- in the thread of Java ------------------------------------------------------------------------------------
@@ -188,11 +189,15 @@ class LuceneRetriever:
         corpus = self._corpus
         assert corpus is not None
         what = f"building the index in {folder}"
-        indexer = java.call(lambda: _Indexer(folder), what)
+        indexer = _Indexer(folder)
         try:
-            written = self._fill(indexer, corpus, what)
-        finally:
-            java.call(indexer.release, what)
+            try:
+                java.call(indexer.open, what)
+                written = self._fill(indexer, corpus, what)
+            finally:
+                java.call(indexer.release, what)
+        except JavaError as error:
+            raise UserError(f"{error}; is there room on the disk, and memory?") from None
         if written == 0:
             raise UserError(f"no passage of {corpus.path} has a word to search for")
         if written != indexer.given:
@@ -201,6 +206,7 @@ class LuceneRetriever:
     @staticmethod
     def _fill(indexer: _Indexer, corpus: Corpus, what: str) -> int:
         passages = iter(corpus)
+        progress = LongWork(f"indexing {corpus.path}", len(corpus), "passages")
         row = 0
         while batch := list(islice(passages, _BATCH)):
             # JSON escapes what is not ASCII: no text is at the mercy of the way to Java. Lucene takes no empty passage.
@@ -211,22 +217,31 @@ class LuceneRetriever:
             ]
             row += len(batch)
             java.call(partial(indexer.add, texts), what)
+            progress.at(row)
         return java.call(indexer.close, what)
 
 
 class _Indexer:
-    """pyserini's indexer over a folder; made and used in the thread of Java."""
+    """pyserini's indexer over a folder; used in the thread of Java."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._indexer: Any = None
+        self.given = 0
+
+    def open(self) -> None:
+        """Begin an index.
+
+        Raises:
+            UserError: A library of pyserini's is missing.
+        """
         try:
             from pyserini.index.lucene import LuceneIndexer
         except ImportError as error:
             raise UserError(f"search: the retriever pyserini needs a library: {error}; {INSTALL}") from None
-        self._folder = folder
-        self._indexer = LuceneIndexer(
-            str(folder), args=["-index", str(folder), "-memoryBuffer", str(_MEMORY_MB)], threads=os.cpu_count() or 1
-        )
-        self.given = 0
+        folder = str(self._folder)
+        options = ["-index", folder, "-memoryBuffer", str(_MEMORY_MB)]
+        self._indexer = LuceneIndexer(folder, args=options, threads=os.cpu_count() or 1)
 
     def add(self, texts: list[str]) -> None:
         self._indexer.add_batch_raw(texts)
@@ -236,7 +251,8 @@ class _Indexer:
         """Write everything. How many passages the index has."""
         from jnius import autoclass
 
-        self._indexer.close()
+        indexer, self._indexer = self._indexer, None
+        indexer.close()
         searcher = autoclass("io.anserini.search.SimpleSearcher")(str(self._folder))
         try:
             return int(searcher.get_total_num_docs())
@@ -244,8 +260,13 @@ class _Indexer:
             searcher.close()
 
     def release(self) -> None:
-        """Let go of what is Java's, in its thread."""
-        self._indexer = None
+        """End a build that did not come to its end: nothing writes to the folder any more."""
+        from jnius import JavaException
+
+        indexer, self._indexer = self._indexer, None
+        if indexer is not None:
+            with contextlib.suppress(JavaException):  # what is wrong has been said already
+                indexer.close()
 
 
 def is_foreign_index(path: str | None) -> bool:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -35,6 +37,22 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [json.dumps({"id": name, "contents": contents}) for name, contents in PASSAGES.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def files_end_at() -> Callable[[int], AbstractContextManager[None]]:
+    """`with files_end_at(2000):` no file can grow beyond so many bytes, as if the disk were full."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 # ---- retrieval servers that really listen ---------------------------------------------------------------------------

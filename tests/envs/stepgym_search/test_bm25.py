@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,33 @@ def test_scores_are_those_of_the_formula_and_ties_come_in_order(drawn: Corpus, k
         ):
             assert first.score > second.score or (first.score == second.score and row < next_row)
         assert [document.contents for document in found] == [drawn[row].contents for row in rows]
+
+
+WORDS = st.sampled_from(["ala", "bok", "cim", "dor", "eft", "gun"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    passages=st.lists(st.lists(WORDS, max_size=12), min_size=1, max_size=12).filter(any),
+    query=st.lists(WORDS, min_size=1, max_size=8),
+    k=st.integers(1, 15),
+    k1=st.sampled_from([0.0, 0.5, 0.9, 2.0]),
+    b=st.sampled_from([0.0, 0.4, 1.0]),
+)
+def test_any_small_corpus_is_scored_by_the_formula(
+    tmp_path_factory: pytest.TempPathFactory, passages: list[list[str]], query: list[str], k: int, k1: float, b: float
+) -> None:
+    folder = tmp_path_factory.mktemp("small")
+    corpus = corpus_of(folder / "small.jsonl", [" ".join(words) for words in passages])
+    retriever = BM25Retriever(corpus, k1=k1, b=b, index_path=str(folder / "index"))
+    (found,) = retriever.search([" ".join(query)], k)
+    expected = okapi(corpus, " ".join(query), k1, b)
+    assert [document.score for document in found] == pytest.approx(sorted(expected.values(), reverse=True)[:k])
+    assert {int(document.id[1:]): document.score for document in found} == pytest.approx(
+        {int(document.id[1:]): expected[int(document.id[1:])] for document in found}
+    )
+    order = [(-document.score, int(document.id[1:])) for document in found]
+    assert order == sorted(order)
 
 
 def test_the_same_search_finds_the_same(drawn: Corpus) -> None:
@@ -277,6 +306,23 @@ def test_an_index_of_another_corpus_or_setting_is_refused(drawn: Corpus, tmp_pat
         BM25Retriever(corpus_of(tmp_path / "other.jsonl", ["other words"]), index_path=path)
 
 
+@pytest.mark.parametrize("name", ["bm25s", "Stemmer", "regex"])
+def test_a_library_that_is_missing_is_named(drawn: Corpus, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"needs the package '{name}': pip install 'stepgym\[search\]'$"):
+        BM25Retriever(drawn)
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
+    drawn: Corpus, tmp_path: Path, files_end_at: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "index"
+    with files_end_at(2000), pytest.raises(UserError, match=r"cannot write .*index: .*make room"):
+        BM25Retriever(drawn, index_path=str(path))
+    assert [left.name for left in tmp_path.iterdir()] == [".index.lock"]
+    assert BM25Retriever(drawn, index_path=str(path)).search(["Title"], 1) != [[]]
+
+
 def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no passage of .*none\.jsonl has a word to search for"):
         BM25Retriever(corpus_of(tmp_path / "none.jsonl", ["the", "?!", ""]))
@@ -336,6 +382,7 @@ def test_a_large_file_is_not_read_whole_and_what_is_read_of_it_is_checked(
     spoiled: list[tuple[str, Any]] = []
     for name, value in (
         ("indices.csc.index.npy", 10**6),
+        ("indices.csc.index.npy", -1),
         ("data.csc.index.npy", math.nan),
         ("data.csc.index.npy", -5.0),
     ):

@@ -97,3 +97,14 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write .*STEPGYM_HOME"):
         build_once(tmp_path / "file" / "built", lambda folder: None)
+
+
+def test_a_place_that_cannot_be_looked_at_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*xxx: File name too long"):
+        build_once(tmp_path / ("x" * 300), lambda folder: None)
+
+    def is_built(folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied")  # what another user's private folder says to all but root
+
+    with pytest.raises(UserError, match=r"cannot write .*Permission denied"):
+        build_once(tmp_path / "theirs", lambda folder: None, is_built=is_built)

@@ -139,6 +139,13 @@ def test_a_file_that_is_no_corpus_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         open_corpus(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="is a folder"):
         open_corpus(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jsonl")  # nobody ever writes to it
+    with pytest.raises(UserError, match=r"pipe\.jsonl is no file that can be read twice, but a pipe"):
+        open_corpus(tmp_path / "pipe.jsonl")
+    with pytest.raises(UserError, match=r"cannot read the corpus .*xxx: File name too long"):
+        open_corpus(tmp_path / ("x" * 300))
+    with pytest.raises(UserError, match=r"is no path of a corpus: embedded null byte"):
+        open_corpus("corpus\0.jsonl")
     with pytest.raises(UserError, match=r"wiki-18\.jsonl\.gz is compressed: unpack it first"):
         open_corpus(tmp_path / "wiki-18.jsonl.gz")
     empty = tmp_path / "empty.jsonl"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,11 @@ def no_files(path: Path) -> None:
     (path / "manifest.json").write_text(json.dumps({**fields, "files": {"big.bin": 3}}))
 
 
+def nameless_settings(path: Path) -> None:
+    fields = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**fields, "settings": 3}))
+
+
 def other_version(path: Path) -> None:
     fields = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**fields, "version": 9, "new": 1}))
@@ -109,6 +116,7 @@ def other_version(path: Path) -> None:
         (spoil, r"manifest\.json is damaged"),
         (empty_manifest, r"manifest\.json is damaged"),
         (no_files, r"manifest\.json is damaged"),
+        (nameless_settings, r"manifest\.json is damaged"),
         (other_version, r"built by another version of stepgym \(form 9, here 1\)"),
     ],
 )
@@ -134,6 +142,46 @@ def test_of_a_large_file_the_ends_and_many_blocks_are_checked(
         (path / "big.bin").write_bytes(data)
         with pytest.raises(UserError, match="its checksum is another"):
             opened(corpus, path)
+
+
+def test_two_that_want_other_settings_in_one_place(corpus: Corpus, tmp_path: Path) -> None:
+    started, answers = threading.Barrier(2), []
+
+    def slowly(folder: Path) -> None:
+        time.sleep(0.1)
+        build(folder)
+
+    def want(k1: float) -> None:
+        started.wait()
+        try:
+            opened(corpus, tmp_path / "index", settings={"k1": k1}, build=slowly)
+            answers.append("opened")
+        except UserError as error:
+            answers.append(str(error))
+
+    threads = [threading.Thread(target=want, args=(k1,)) for k1 in (0.9, 1.2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "opened" in answers
+    assert [answer for answer in answers if "was built with k1" in answer]
+
+
+def test_a_link_to_a_folder_elsewhere_is_followed(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "big disk").mkdir()
+    for name in ("there", "not there yet"):
+        if name == "there":
+            (tmp_path / "big disk" / name).mkdir()
+        (tmp_path / name).symlink_to(tmp_path / "big disk" / name)
+        assert opened(corpus, tmp_path / name) == tmp_path / "big disk" / name
+        assert (tmp_path / name).is_symlink()
+        assert opened(corpus, tmp_path / name, build=lambda folder: pytest.fail("built twice")).is_dir()
+
+
+def test_a_path_that_cannot_be_looked_at_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read the index .*xxx: File name too long"):
+        opened(corpus, tmp_path / ("x" * 300))
 
 
 def test_a_folder_of_something_else_is_left_alone(corpus: Corpus, tmp_path: Path) -> None:

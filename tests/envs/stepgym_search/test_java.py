@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stepgym_search.retrievers import java as java_module
 from stepgym_search.retrievers.base import RetrieverError
-from stepgym_search.retrievers.java import find_java, java
+from stepgym_search.retrievers.java import JavaError, find_java, java
 
 from stepgym.errors import UserError
 
@@ -81,6 +81,16 @@ def test_calls_are_made_in_one_thread_and_their_failures_come_back() -> None:
     with pytest.raises(RetrieverError, match=r'reading: Java says NumberFormatException: For input string: "seven"$'):
         java.call(fail_in_java, "reading")
     assert java.call(lambda: 3, "counting") == 3
+
+
+def test_what_caused_an_exception_of_javas_is_said(tmp_path: Path) -> None:
+    def read_a_folder() -> None:
+        from jnius import autoclass
+
+        autoclass("java.nio.file.Files").lines(autoclass("java.io.File")(str(tmp_path)).toPath()).count()
+
+    with pytest.raises(JavaError, match=r"Java says UncheckedIOException: .* \(IOException: Is a directory\)$"):
+        java.call(read_a_folder, "reading")
 
 
 def test_a_forked_process_says_so() -> None:

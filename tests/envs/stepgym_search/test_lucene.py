@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stepgym_search.corpus import Corpus, open_corpus
 from stepgym_search.document import Document
-from stepgym_search.retrievers import open_retriever
+from stepgym_search.retrievers import lucene, open_retriever
 from stepgym_search.retrievers.base import Retriever, RetrieverError
 from stepgym_search.retrievers.java import java
 from stepgym_search.retrievers.lucene import LuceneRetriever
@@ -256,6 +261,63 @@ def test_a_foreign_index_that_is_damaged_is_one_line(tmp_path: Path, corpus: Cor
             assert "\n" not in str(raised.value)
 
 
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(
+    corpus: Corpus, tmp_path: Path, files_end_at: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    java.call(lambda: None, "starting")
+    with (
+        files_end_at(200),
+        pytest.raises(UserError, match=r"building the index .*Java says .*; is there room on the disk"),
+    ):
+        LuceneRetriever(corpus, index_path=str(tmp_path / "index"))
+    assert [left.name for left in tmp_path.iterdir()] == [".index.lock"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_an_interrupted_build_leaves_nothing_and_java_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = corpus_of(tmp_path / "c.jsonl", CONTENTS)
+
+    def stop(self: Corpus) -> Iterator[Document]:
+        yield from (corpus[0], corpus[1])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "__iter__", stop)
+        patch.setattr(lucene, "_BATCH", 1)
+        with pytest.raises(KeyboardInterrupt):
+            LuceneRetriever(corpus, index_path=str(tmp_path / "index"))
+    # While Java is still asked to begin, too.
+    java.later(lambda: time.sleep(0.6))
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        LuceneRetriever(corpus, index_path=str(tmp_path / "index"))
+    java.call(lambda: None, "waiting")
+    assert sorted(left.name for left in tmp_path.iterdir()) == [".index.lock", "c.jsonl"]
+    files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert [file for file in files if "building" in file] == []
+
+
+def test_a_forked_process_closes_without_a_word_and_opens_none(corpus: Corpus, retriever: LuceneRetriever) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            retriever.close()
+            LuceneRetriever(corpus)
+            answer = "no error"
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        answer = answers.read()
+    os.waitpid(child, 0)
+    assert answer.startswith("RetrieverError: search: Java was started before this process was forked")
+    assert "damaged" not in answer
+    assert names(retriever.search(["poet"], 1)[0]) == ["d0"]
+
+
 def test_another_corpus_no_corpus_and_no_index(corpus: Corpus, tmp_path: Path) -> None:
     path = str(tmp_path / "index")
     LuceneRetriever(corpus, index_path=path).close()
@@ -290,8 +352,6 @@ def test_closed_means_closed(corpus: Corpus) -> None:
 
 
 def test_one_that_nobody_closes_is_let_go(corpus: Corpus) -> None:
-    from stepgym_search.retrievers import lucene
-
     retriever = LuceneRetriever(corpus)
     number, gone = retriever._number, weakref.ref(retriever)
     assert number in lucene._searchers
