@@ -48,8 +48,11 @@ def parse_action(text: str) -> TagAction | None:
 
 
 def last_answer(text: str) -> str | None:
-    """What stands in the last `<answer>…</answer>` of a text, or None. Reasoning, up to `</think>`, is left out."""
-    text = text.rpartition("</think>")[2]
+    """What stands in the last `<answer>…</answer>` of a text, or None.
+
+    Reasoning is left out: all up to `</think>`, and from a `<think>` that is not closed (a turn cut off, say).
+    """
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     end = text.rfind("</answer>")
     opening = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return None if opening < 0 else text[opening + len("<answer>") : end].strip()

@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from stepgym.errors import UserError
+from stepgym.errors import EnvError, UserError
 from stepgym_search.corpus import Corpus
 from stepgym_search.document import Document
 from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.encoder import Encoder, Vectors
 from stepgym_search.retrievers.index_folder import open_index_folder
+from stepgym_search.retrievers.passages import passages_of
 from stepgym_search.retrievers.vectors import VectorIndex, faiss_library, write_flat, write_hnsw
 
 logger = logging.getLogger(__name__)
@@ -132,9 +133,8 @@ class DenseRetriever:
                 f"search: the index {self._path} is damaged: it has vectors that are no finite numbers"
             )
         for place, row_scores, row_numbers in zip(asked, scores.tolist(), rows.tolist(), strict=True):
-            hits = [(row, score) for row, score in zip(row_numbers, row_scores, strict=True) if row >= 0]
-            documents = [(self._corpus[row], score) for row, score in hits]
-            found[place] = [Document(document.id, document.contents, score) for document, score in documents]
+            hits = ((row, score) for row, score in zip(row_numbers, row_scores, strict=True) if row >= 0)
+            found[place] = passages_of(self._corpus, hits)
         return found
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class DenseRetriever:
         write = write_flat if self._kind == "flat" else write_hnsw
         try:
             write(folder / INDEX_FILE, self._encoder.dimension, self._embedded())
-        except RetrieverError as error:
+        except EnvError as error:  # the model cannot embed, or the corpus was changed meanwhile
             raise UserError(f"search: retriever: the index cannot be built: {error}") from error
 
     def _embedded(self) -> Iterator[Vectors]:

@@ -63,6 +63,8 @@ def test_what_stands_after_the_stop_string_never_matters(text: str, after: str) 
         ("<answer></answer>", ""),
         ("<think>maybe <answer>a</answer></think> so it is <answer>b</answer>", "b"),
         ("<answer>a</answer><think>or <answer>b</answer></think> it is c", None),
+        ("<think>it may be <answer>a</answer>, or", None),
+        ("<answer>a</answer><think>or <answer>b</answer>", "a"),
     ],
 )
 def test_the_last_answer_of_a_text(text: str, answer: str | None) -> None:
@@ -71,7 +73,7 @@ def test_the_last_answer_of_a_text(text: str, answer: str | None) -> None:
 
 @given(before=st.one_of(st.text(), SOUP), answer=st.text(alphabet="ab é多"))
 def test_an_answer_at_the_end_is_the_last(before: str, answer: str) -> None:
-    assert last_answer(f"{before}<answer>{answer}</answer>") == answer.strip()
+    assert last_answer(f"{before}</think><answer>{answer}</answer>") == answer.strip()
 
 
 def call(name: object, arguments: object) -> dict[str, Any]:

@@ -379,6 +379,32 @@ def test_a_missing_library_is_named(refused: Callable[..., str], monkeypatch: py
     assert "pip install 'stepgym[search]'" in refused()
 
 
+def test_a_changed_corpus_is_no_wrong_passage(model: str, tmp_path: Path) -> None:
+    path = write_corpus(tmp_path / "c.jsonl", {"1": "Velor\nA poet.", "2": "Narn\nA town."})
+    retriever = DenseRetriever(open_corpus(path), model=model)
+    write_corpus(path, {"1": "Velor\nA baker of bread."})
+    with pytest.raises(RetrieverError, match="was changed while it was open"):
+        retriever.search(["poet"], 1)
+    retriever.close()
+
+
+def test_a_corpus_that_changes_while_it_is_embedded_is_one_line(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_corpus(tmp_path / "c.jsonl", {str(n): f"Velor {n}\nA poet." for n in range(40)})
+    corpus = open_corpus(path)
+    monkeypatch.setattr("stepgym_search.retrievers.dense.PASSAGES_AT_ONCE", 16)
+    encode = Encoder.encode_passages
+
+    def encode_and_change(self: Encoder, texts: list[str]) -> Any:
+        path.write_text('{"id": "0", "contents": "x"}\n')
+        return encode(self, texts)
+
+    monkeypatch.setattr(Encoder, "encode_passages", encode_and_change)
+    with pytest.raises(UserError, match="the index cannot be built: corpus: .* was changed while it was open"):
+        DenseRetriever(corpus, model=model, index_path=str(tmp_path / "index"))
+
+
 def test_a_closed_retriever_says_so(corpus: Corpus, model: str) -> None:
     retriever = open_retriever({"kind": "dense", "model": model}, lambda: corpus)
     assert isinstance(retriever, Retriever)
