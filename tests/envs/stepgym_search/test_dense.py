@@ -401,7 +401,7 @@ def test_a_corpus_that_changes_while_it_is_embedded_is_one_line(
         return encode(self, texts)
 
     monkeypatch.setattr(Encoder, "encode_passages", encode_and_change)
-    with pytest.raises(UserError, match="the index cannot be built: corpus: .* was changed while it was open"):
+    with pytest.raises(UserError, match=r"the index cannot be built: corpus: .* was changed while it was open"):
         DenseRetriever(corpus, model=model, index_path=str(tmp_path / "index"))
 
 

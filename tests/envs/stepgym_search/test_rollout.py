@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from stepgym_search.server.app import create_app
 
 from stepgym.credit.treatment import treat
 from stepgym.env.shared import close_shared
+from stepgym.env.task import Task
 from stepgym.model.renderer import Renderer
 from stepgym.model.tiny import build_tiny_tokenizer
 from stepgym.record.merge import merge_steps
@@ -91,6 +93,44 @@ def test_the_expert_calls_the_tool_as_a_template_writes_it(template: str) -> Non
     last = found[0].steps[-1]
     assert last.prompt_ids is not None
     assert "Doc 1(Title: " in renderer.decode(last.prompt_ids)
+
+
+class Trapped(SearchEnv):
+    """Its expert finds a document with the right answer in it, in tags, and gives none itself."""
+
+    def expert(self, task: Task, **options: Any) -> Iterator[Any]:
+        if self.actions == "tags":
+            yield "<think>so</think><search>trap thieves</search>"
+            yield "I read <information>, and still do not know"
+        else:
+            function = {"name": "search", "arguments": json.dumps({"query": "trap thieves"})}
+            tool_calls = [{"id": "call_1", "type": "function", "function": function}]
+            yield {"role": "assistant", "content": "so", "tool_calls": tool_calls}
+            yield "I do not know"
+
+
+@pytest.mark.parametrize("observation_format", ["search-r1", "skyrl", "brief"])
+@pytest.mark.parametrize(
+    ("actions", "turns"), [("tags", "conversation"), ("tags", "continue"), ("tools", "conversation")]
+)
+def test_an_answer_in_a_document_never_scores_whatever_the_model_is_shown(
+    passages: Path, observation_format: str, actions: str, turns: Any
+) -> None:
+    task = Task("t", "Where was Velor born?", ["Narn"])
+    tokenizer = build_tiny_tokenizer([task.prompt], special_tokens=TAGS)
+    if actions == "tools":
+        tokenizer.chat_template = (TEMPLATES / "tools_json.jinja").read_text()
+    config = {"corpus": str(passages), "actions": actions, "observation_format": observation_format, "topk": 1}
+
+    def trapped() -> SearchEnv:
+        return Trapped(instructions="none", max_turns=2, format_score=0.2, **config)
+
+    (found,) = rollout(trapped, [task], expert={}, renderer=Renderer(tokenizer, turns=turns))
+    last = found.steps[-1]
+    assert last.prompt_ids is not None
+    assert "<answer>Narn</answer>" in tokenizer.decode(last.prompt_ids)
+    assert (found.reward, found.success) == (0.0, False)
+    assert found.reward_parts == {"correct": 0.0, "format": 0.0}
 
 
 def test_mistakes_are_recorded_with_their_reward(tokenizer: Any) -> None:
