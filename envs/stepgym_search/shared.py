@@ -9,12 +9,12 @@ from typing import Any
 
 from stepgym.env.task import Task
 from stepgym.errors import UserError
-from stepgym_search.batching import BatchedSearch
 from stepgym_search.corpus import Corpus, open_corpus
 from stepgym_search.dataset import load_rows
 from stepgym_search.document import Document
 from stepgym_search.encyclopedia import SPLITS, EncyclopediaConfig, GeneratedQuestions, encyclopedia_file
 from stepgym_search.retrievers import open_retriever
+from stepgym_search.retrievers.batching import BatchedSearch
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from stepgym.errors import UserError
-from stepgym_search.contract import read_result, request_json, single_request_json
 from stepgym_search.corpus import Corpus
 from stepgym_search.document import Document
 from stepgym_search.retrievers.base import QueryRefused, RetrieverError
 from stepgym_search.retrievers.connections import Connections
+from stepgym_search.retrievers.contract import read_result, request_json, single_request_json
 from stepgym_search.retrievers.query_text import well_formed
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from stepgym.config import error_line
 from stepgym.errors import UserError
-from stepgym_search.batching import BatchedSearch
-from stepgym_search.contract import DEFAULT_TOPK, result_json
 from stepgym_search.document import Document
 from stepgym_search.retrievers.base import QueryRefused, Retriever, RetrieverError
+from stepgym_search.retrievers.batching import BatchedSearch
+from stepgym_search.retrievers.contract import DEFAULT_TOPK, result_json
 from stepgym_search.server.request import RetrieveRequest
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepgym_search.batching import CLOSED, TRIES_ALONE, BatchedSearch
 from stepgym_search.document import Document
 from stepgym_search.retrievers.base import QueryRefused, Retriever, RetrieverError
+from stepgym_search.retrievers.batching import CLOSED, TRIES_ALONE, BatchedSearch
 
 
 class Digits:
@@ -286,7 +286,8 @@ def test_searches_run_side_by_side_with_more_workers(batched: Callable[..., Batc
 
 def test_closing_answers_all_who_wait_even_behind_a_search_that_hangs(batched: Callable[..., BatchedSearch]) -> None:
     gate = Gate()
-    search = batched(Digits(gate))
+    digits = Digits(gate)
+    search = batched(digits)
 
     async def ask() -> None:
         running = asyncio.create_task(search.search("running", 1))
@@ -304,6 +305,7 @@ def test_closing_answers_all_who_wait_even_behind_a_search_that_hangs(batched: C
     gate.opened.set()
     assert search.close()
     assert not [thread for thread in search._threads if thread.is_alive()]
+    assert digits.asked == [(["running"], 1)]  # what nobody waits for any more was not searched
 
 
 def test_nonsense_is_refused() -> None:

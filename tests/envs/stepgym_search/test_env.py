@@ -181,6 +181,19 @@ def test_a_query_that_is_no_good_is_told(play: Play, text: str, said: str, actio
     assert result[4]["action_error"]
 
 
+def test_the_longest_query_is_searched(play: Play) -> None:
+    _, (found,) = play(f"<search> {'poet'.ljust(1999, 'x')}y </search>")
+    assert "action_error" not in found[4]
+    assert found[4]["metrics"]["searches"] == 1
+
+
+def test_an_environment_that_is_used_again_counts_anew(play: Play) -> None:
+    env, _ = play(SEARCH, RIGHT)
+    env.reset(seed=0, options={"task": env.task})
+    *_, info = env.step(RIGHT)
+    assert info["metrics"] == {"searches": 0, "empty_results": 0, "documents": 0, "retrieval_s": 0, "gold_retrieved": 0}
+
+
 def test_a_query_of_100_kilobytes_is_searched_where_it_is_allowed(play: Play) -> None:
     _, (nothing, found) = play(
         f"<search>{'x ' * 50_000}</search>", f"<search>{'poet ' * 20_000}</search>", max_query_chars=200_000

@@ -70,7 +70,10 @@ def test_long_documents_are_cut_and_say_so(observation_format: ObservationFormat
     assert "…" not in documents_text(long, observation_format, 5002)
 
 
-@given(contents=st.lists(st.text(), max_size=3), observation_format=st.sampled_from(FORMATS))
+ANY_TEXT = st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\ud83d\ude00")))
+
+
+@given(contents=st.lists(ANY_TEXT, max_size=3), observation_format=st.sampled_from(FORMATS))
 def test_any_document_can_be_shown_and_sent(contents: list[str], observation_format: ObservationFormat) -> None:
     text = shown([Document(str(n), each) for n, each in enumerate(contents)], observation_format)
     assert text.encode()

@@ -37,6 +37,7 @@ def squad(text: str) -> str:
         ("МОСКВА", "Москва"),
         ("موسكو؟", "موسكو"),
         ("na\u200bme", "name"),
+        ("Cafe\u200b\u0301", "café"),
         ("Narn\u3000City", "narn city"),
         ("🎉", "🎉"),
     ],
