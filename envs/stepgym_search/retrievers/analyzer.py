@@ -27,24 +27,28 @@ LONGEST_WORD = 255
 
 NO_STEMMER = "none"
 
-# What Unicode allows between two letters, or between two digits, of one word (UAX #29: MidLetter, MidNum, MidNumLet).
-_BETWEEN_LETTERS = r"[:·.'\u2018\u2019\u2024\u2027\uFE13\uFE52\uFE55\uFF07\uFF0E\uFF1A\u05F4\u0387\u055F]"
-_BETWEEN_DIGITS = (
-    r"[.,;'\u2018\u2019\u2024\uFE52\uFF07\uFF0E\u037E\u0589\u060C\u060D\u066C\u07F8\u2044"
-    r"\uFE10\uFE14\uFE50\uFE54\uFF0C\uFF1B]"
-)
-_LETTER = r"[\p{L}\p{Nl}--[\p{Han}\p{Hiragana}\p{Katakana}]]"
-_MARK = r"[\p{M}\u200c\u200d\u00ad]"
+# The rules for word boundaries of Unicode (UAX #29, WB3 to WB13), by the names of its properties. As in Lucene, runs of
+# scripts written without spaces (Thai, Khmer; line break SA) are words, and so is each ideograph, each Hiragana sign.
+_LETTER = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}--\p{LB=SA}]"
+_HEBREW = r"\p{WB=Hebrew_Letter}"
+_DIGIT = r"\p{WB=Numeric}"
+_KATAKANA = r"\p{WB=Katakana}"
+_JOINS = r"\p{WB=ExtendNumLet}"
+_MARK = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
+_BETWEEN_LETTERS = r"[\p{WB=MidLetter}\p{WB=MidNumLet}']"
+_BETWEEN_DIGITS = r"[\p{WB=MidNum}\p{WB=MidNumLet}']"
 _WORDS = rf"""(?V1x)
-    (?:(?<!_)_++)?[{_LETTER}\p{{Nd}}][{_LETTER}\p{{Nd}}_{_MARK}]*+
-      (?:(?: (?<=[{_LETTER}{_MARK}]){_BETWEEN_LETTERS}(?={_LETTER})
-           | (?<=\p{{Nd}}{_MARK}*){_BETWEEN_DIGITS}(?=\p{{Nd}})
-         )[{_LETTER}\p{{Nd}}_{_MARK}]++
+    (?:(?<!{_JOINS}){_JOINS}++)?[{_LETTER}{_DIGIT}][{_LETTER}{_DIGIT}{_JOINS}{_MARK}]*+
+      (?:(?: (?<={_LETTER}{_MARK}*){_BETWEEN_LETTERS}{_MARK}*(?={_LETTER})
+           | (?<={_DIGIT}{_MARK}*){_BETWEEN_DIGITS}{_MARK}*(?={_DIGIT})
+           | (?<={_HEBREW}{_MARK}*)(?:'|"(?={_HEBREW}))
+         )[{_LETTER}{_DIGIT}{_JOINS}{_MARK}]*+
       )*+
+    | \p{{LB=SA}}[\p{{LB=SA}}{_MARK}]*+
     | [\p{{Han}}\p{{Hiragana}}]{_MARK}*
-    | (?:(?<!_)_++)?[\p{{Katakana}}ー](?:[\p{{Katakana}}ー_]|{_MARK})*
-    | \p{{Regional_Indicator}}{{2}}
-    | \p{{Extended_Pictographic}}(?:\p{{Emoji_Modifier}}|\u200d\p{{Extended_Pictographic}}|{_MARK})*
+    | (?:(?<!{_JOINS}){_JOINS}++)?{_KATAKANA}[{_KATAKANA}{_JOINS}{_MARK}]*
+    | (?:\p{{Regional_Indicator}}{_MARK}*+){{2}}
+    | [\p{{Extended_Pictographic}}\p{{Emoji_Modifier}}](?:\u200d\p{{Extended_Pictographic}}|{_MARK})*
 """
 # The same for ASCII, with Python's own `re`: most texts, in a quarter of the time.
 _ASCII_WORDS = re.compile(
@@ -59,8 +63,8 @@ class Analyzer:
     It does what Lucene's English analyser does, which is pyserini's default: words by Unicode's rules for word
     boundaries (each ideograph is a word, each emoji too), possessive 's cut, lower case, stop words left out, Porter's
     stemmer. It is known to differ in this: Lucene follows Porter's later program, which stems words in -bly and -logy
-    further (possibl, technolog) than his paper, which PyStemmer follows (possibli, technologi); and rare signs
-    (Hebrew double quotes, direction marks, chess pieces) may part words otherwise. Safe to use from many threads.
+    further (possibl, technolog) than his paper, which PyStemmer follows (possibli, technologi); and a stray joiner
+    beside an emoji, or an underscore beside Katakana, may part words otherwise. Safe to use from many threads.
 
     Args:
         stemmer: An algorithm of PyStemmer by name (`porter`, `german`), or `none`.

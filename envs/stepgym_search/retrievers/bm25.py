@@ -33,7 +33,7 @@ Rows: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
 _BLOCK = 2048
 _TOLD_PASSAGES = 1000
-_FORM = 1  # of the files in the folder; a change makes old folders be built anew
+_FORM = 2  # of the files in the folder; a change makes old folders be built anew
 
 
 class BM25Retriever:
