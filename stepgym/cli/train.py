@@ -22,6 +22,7 @@ def train(
     from stepgym.cli.progress import ProgressDisplay
     from stepgym.cli.tables import policy_table
     from stepgym.run.folder import default_path, run_folder
+    from stepgym.run.rollouts import RunStoppedError
     from stepgym.train.recipe import load_recipe
 
     changes = [*(overrides or []), *([f"seed={seed}"] if seed is not None else [])]
@@ -39,8 +40,9 @@ def train(
         display.console.print(policy_table(plan.outcome_policy))
         try:
             result = run(plan, folder, display)
-        except KeyboardInterrupt:
-            display.note(f"interrupted; go on with: stepgym train {recipe} {' '.join(changes)} --out {path}")
+        except (KeyboardInterrupt, RunStoppedError) as stop:
+            how = "interrupted" if isinstance(stop, KeyboardInterrupt) else "stopped"
+            display.note(f"{how}; go on with: stepgym train {' '.join([str(recipe), *changes])} --out {path}")
             raise
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))

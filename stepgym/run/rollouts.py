@@ -104,7 +104,10 @@ class _Rollout:
     provenance: Mapping[str, Any]
     tally: Tally
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    training: bool = False
+    planned: int = 0
     given_up: list[Trajectory] = field(default_factory=list)
+    lost: list[Trajectory] = field(default_factory=list)
 
     async def check(self) -> None:
         """Open what the environments share and show the tools to the template, before anything is paid for."""
@@ -131,6 +134,7 @@ class _Rollout:
         else:
             self.tally.add(trajectory)
             self.given_up.append(trajectory)
+            self.count_lost(trajectory)
         if attempt > 0 and not trajectory.outcome.scored:
             said = trajectory.steps[-1].message if trajectory.steps else None
             last = (said or {}).get("text", "") if said else "nothing yet"
@@ -148,17 +152,17 @@ class _Rollout:
             )
         return trajectory
 
-    def check_dropped(self, before: Sequence[Trajectory], planned: int) -> None:
-        """Raise `RunStoppedError` if training would lose more of the planned episodes than the policy allows.
-
-        `before` are those lost in an earlier run that ended in order.
-        """
-        lost = [*before, *(each for each in self.given_up if self.policy.loses(each.outcome))]
-        if len(lost) > self.policy.max_dropped_share * planned:
+    def count_lost(self, trajectory: Trajectory) -> None:
+        """Count an episode if training loses it; `RunStoppedError` where these are more than the policy allows."""
+        if not self.policy.loses(trajectory.outcome) or _is_unscorable(trajectory.outcome_detail):
+            return
+        self.lost.append(trajectory)
+        if self.training and len(self.lost) > self.policy.max_dropped_share * self.planned:
             raise RunStoppedError(
-                f"{len(lost)} of the {planned} episodes of {self.phase} {self.iteration} failed by environment or "
-                f"infrastructure, after all retries (limit {self.policy.max_dropped_share:.0%}); the last: "
-                f"{lost[-1].outcome}: {lost[-1].outcome_detail}"
+                f"{len(self.lost)} of the {self.planned} episodes of {self.phase} {self.iteration} failed by "
+                f"environment or infrastructure, after all retries, and more than "
+                f"{self.policy.max_dropped_share:.0%} may not; the last: {trajectory.outcome}: "
+                f"{trajectory.outcome_detail}"
             )
 
     async def settle(self, *, final: bool) -> None:
@@ -323,12 +327,13 @@ async def rollout_stream(
             **(provenance or {}),
         },
         tally=tally if tally is not None else Tally(),
+        training=training,
+        planned=len(tasks) * (config or RolloutConfig()).samples,
     )
     await run.check()
-    run.tally.planned += len(tasks) * run.config.samples
+    run.tally.planned += run.planned
     finished, tried = _stored(store, phase, iteration)
     jobs: list[_Job] = []
-    lost: list[Trajectory] = []
     seen: set[str] = set()
     for position in range(len(tasks)):
         task = tasks[position] if isinstance(tasks[position], Task) else Task.from_dict(tasks[position])  # type: ignore[arg-type]
@@ -340,8 +345,7 @@ async def rollout_stream(
             if known is not None and store is not None:
                 trajectory = await threads.run(store.load, known)
                 run.tally.add(trajectory, resumed=True)
-                if run.policy.loses(trajectory.outcome) and not _is_unscorable(trajectory.outcome_detail):
-                    lost.append(trajectory)
+                run.count_lost(trajectory)
                 yield trajectory
             else:
                 jobs.append(_Job(task, sample, tried.get((task.id, sample), 0)))
@@ -349,8 +353,6 @@ async def rollout_stream(
     try:
         async for trajectory in _in_parallel(run, jobs):
             yield trajectory
-        if training:
-            run.check_dropped(lost, len(tasks) * run.config.samples)
         whole = True
     finally:
         await run.settle(final=whole)
