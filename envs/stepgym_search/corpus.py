@@ -19,6 +19,7 @@ from stepgym.home import home
 from stepgym_search.built_folder import build_once
 from stepgym_search.document import Document
 from stepgym_search.progress import LongWork
+from stepgym_search.text import well_formed
 
 LONGEST_LINE = 64 * 2**20
 """Bytes. A longer line is taken for a file that is no JSON lines (one great JSON array, say)."""
@@ -235,15 +236,4 @@ def _document(line: bytes, row: int) -> Document:
     name = fields.get("id", row)
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise ValueError(f'"id" is {json.dumps(name)[:40]}, not a text or a whole number')
-    return Document(id=_encodable(str(name)), contents=_encodable(contents))
-
-
-def _encodable(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return Document(id=well_formed(str(name)), contents=well_formed(contents))

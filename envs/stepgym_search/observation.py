@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from stepgym_search.document import Document
-from stepgym_search.retrievers.query_text import well_formed
+from stepgym_search.text import well_formed
 
 ObservationFormat: TypeAlias = Literal["search-r1", "skyrl", "brief"]
 

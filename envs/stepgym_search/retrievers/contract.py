@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepgym_search.document import Document
-from stepgym_search.retrievers.query_text import well_formed
+from stepgym_search.text import well_formed
 
 DEFAULT_TOPK = 3
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepgym.errors import UserError
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym_search.retrievers.base import RetrieverError
-from stepgym_search.retrievers.query_text import well_formed
+from stepgym_search.text import well_formed
 
 Vectors = NDArray[np.float32]
 

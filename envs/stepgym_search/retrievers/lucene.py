@@ -24,7 +24,7 @@ from stepgym_search.retrievers.bm25 import MOST_WORDS, check_bm25
 from stepgym_search.retrievers.index_folder import MANIFEST, open_index_folder
 from stepgym_search.retrievers.java import INSTALL, JavaError, java
 from stepgym_search.retrievers.passages import passages_of
-from stepgym_search.retrievers.query_text import well_formed
+from stepgym_search.text import well_formed
 
 _FORM = 1  # of our own indexes; a change makes old folders be built anew
 _BATCH = 1000  # passages that Java is given at a time

@@ -18,7 +18,7 @@ from stepgym_search.document import Document
 from stepgym_search.retrievers.base import QueryRefused, RetrieverError
 from stepgym_search.retrievers.connections import Connections
 from stepgym_search.retrievers.contract import read_result, request_json, single_request_json
-from stepgym_search.retrievers.query_text import well_formed
+from stepgym_search.text import well_formed
 
 if TYPE_CHECKING:
     import httpx
