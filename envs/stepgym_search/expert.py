@@ -20,7 +20,7 @@ _THOUGHTS = {
     "full": {
         "first": "I do not know this, so I search for it.",
         "next": "From what I found I take the {takes}, and search on.",
-        "answer": "From what I found I take the {takes}, which is the answer.",
+        "answer": "From what I found I take the {takes}, and can answer.",
         "guess": "I cannot search, so I guess the {takes}.",
     },
     "brief": {"first": "search", "next": "{takes}", "answer": "{takes}", "guess": "{takes}"},

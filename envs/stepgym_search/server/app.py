@@ -89,8 +89,8 @@ def create_app(
             found = await search.search_all(queries, topk)
             _check_scores(found)
         except _Refused as error:
-            # The rest of a body that is too large is not read: the connection ends with the answer.
-            headers = {"connection": "close"} if error.status in (408, 413) else None
+            # The rest of a body that is too large, or does not come, is not read: the connection ends with the answer.
+            headers = {"connection": "close"} if error.status in (408, 413, 503) else None
             return JSONResponse({"detail": str(error)}, error.status, headers)
         except QueryRefused as error:
             return JSONResponse({"detail": _one_line(error)}, 422)
@@ -137,6 +137,8 @@ async def _read_body(request: Request, most: int) -> bytes:
         raise _Refused(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise _Refused(400, "the client left") from None
+    except asyncio.CancelledError:  # the server waits no longer for a client that keeps it from ending
+        raise _Refused(503, "the server ends") from None
     return bytes(body)
 
 

@@ -305,3 +305,18 @@ def test_a_server_that_stops_answers_those_who_wait(serve_app: Any, echo: Any) -
         assert answer.result(30).status_code == 200
     server.stop()
     assert not server.thread.is_alive()
+
+
+def test_a_server_that_stops_waits_for_no_half_of_a_request(
+    serve_app: Any, echo: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve_app(create_app(echo))
+    with socket.create_connection(("127.0.0.1", port_of(server.url)), timeout=20) as connection:
+        connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"query": ')
+        time.sleep(0.1)
+        server.stop()
+        answer = connection.recv(65536)
+    assert not server.thread.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"the server ends" in answer
+    assert "Traceback" not in caplog.text
