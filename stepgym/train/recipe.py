@@ -45,6 +45,7 @@ class TinyModel(_Section):
 
     Attributes:
         vocab_size, layers, width, heads, feed_forward_width: Sizes; see `stepgym.model.tiny`.
+        initializer_range: Standard deviation of the random weights.
         context_length: Most tokens that it takes.
         special_tokens: Tags that shall be one token each.
         corpus_tasks: The tokenizer is trained on the expert's episodes of this many training tasks.
@@ -56,6 +57,7 @@ class TinyModel(_Section):
     width: int = 128
     heads: int = 4
     feed_forward_width: int | None = None
+    initializer_range: float = 0.02
     context_length: int = 1024
     special_tokens: tuple[str, ...] = ()
     corpus_tasks: int = Field(default=512, ge=1)

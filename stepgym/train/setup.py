@@ -131,6 +131,7 @@ async def _build_tiny(recipe: Recipe, config: TinyModel, source: EnvSource) -> t
         width=config.width,
         heads=config.heads,
         feed_forward_width=config.feed_forward_width,
+        initializer_range=config.initializer_range,
         special_tokens=config.special_tokens,
         context_length=config.context_length,
     )

@@ -84,6 +84,10 @@ def _same(word: str) -> str:
     return word
 
 
+def _together(first: str, second: str) -> str:
+    return first + second.lower()
+
+
 FULL_SPACES = {
     "person": NameSpace("person", (Part("SSc", 4096), Part("SS", 1024)), lambda family, given: f"{given} {family}"),
     "town": NameSpace("town", (Part("SSS", 8192), Part("Sc", 128)), lambda word, first: f"{first} {word}"),
@@ -95,8 +99,15 @@ FULL_SPACES = {
 }
 """The names of each class, of two words or more; all of them together use some fifty thousand words."""
 
-SHORT_SPACES = (NameSpace("short", (Part("SSS", 64**3),), _same), NameSpace("longer", (Part("SSSS", 64**4),), _same))
-"""One word for everything: three syllables while they last, then four."""
+SHORT_SPACES = (
+    NameSpace("short", (Part("Sc", 128), Part("Sc", 128)), _together),
+    NameSpace("longer", (Part("SSS", 64**3),), _same),
+    NameSpace("longest", (Part("SSSS", 64**4),), _same),
+)
+"""One word for everything: two closed syllables while they last, then three open ones, then four.
+
+Few syllables that come often, and are two tokens for a small tokenizer: a small model learns to copy them soonest.
+"""
 
 FULL_ALIASES = NameSpace("alias", (Part("oSS", 8192), Part("oS", 128)), lambda word, first: f"{first} {word}")
 SHORT_ALIASES = NameSpace("short alias", (Part("oSSS", 4 * 64**3),), _same)
@@ -126,10 +137,11 @@ class Names:
         """
         if self.style == "full":
             return self._at(FULL_SPACES[category], number, self.homonyms)
-        first, longer = SHORT_SPACES
-        if overall < first.size:
-            return self._at(first, overall, self.homonyms)
-        return self._at(longer, overall - first.size, self.homonyms)
+        for space in SHORT_SPACES:
+            if overall < space.size:
+                return self._at(space, overall, self.homonyms)
+            overall -= space.size
+        raise AssertionError("there are more names than the largest encyclopedia has entities")
 
     def alias(self, overall: int) -> str:
         """Another name for the entity of that number; it begins with a vowel, which no other name does."""

@@ -86,15 +86,18 @@ def test_homonyms_share_a_family_name_or_all_but_the_last_part() -> None:
     world = World(EncyclopediaConfig(distractors=2), 4)
     people = [entity.name.split() for entity in world.of("person")]
     assert all(one[1] == other[1] and one[0] != other[0] for one, other in zip(people[::2], people[1::2], strict=True))
+    assert len({family for _, family in people}) == 3
     short = [entity.name for entity in World(EncyclopediaConfig(distractors=2, names="short"), 4).of("town")]
-    assert all(one[:-2] == other[:-2] for one, other in zip(short[::2], short[1::2], strict=True))
+    assert all(one[:-3] == other[:-3] for one, other in zip(short[::2], short[1::2], strict=True))
     families = [entity.name.split()[1] for entity in World(EncyclopediaConfig(distractors=1), 4).of("person")]
     assert len(set(families)) == 6
 
 
-def test_names_and_their_first_words_differ_between_seeds() -> None:
+def test_names_differ_between_seeds_and_so_do_their_words() -> None:
     one, other = (set(every_name(EncyclopediaConfig(seed=seed, articles=400))) for seed in (1, 2))
     assert not one & other
+    firsts = {Names(seed, "full", False).name("town", number, 0).split()[0] for seed in (1, 2) for number in range(400)}
+    assert len(firsts) > 1.25 * FULL_SPACES["town"].parts[-1].count
 
 
 def test_no_word_of_a_name_is_one_that_searches_leave_out() -> None:
