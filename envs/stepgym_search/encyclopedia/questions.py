@@ -165,8 +165,7 @@ def _slips(read: Sequence[Entity], relation: Relation, golden: Sequence[str]) ->
 def _compare(world: World, candidate: Candidate, draw: Stream) -> _Solved | None:
     relation = candidate.chain[0]
     two = draw.shuffled([world.entities[slot] for slot in candidate.slots])
-    days = [entity.facts.get(relation.name) for entity in two]
-    if None in days or days[0] == days[1]:
+    if any(relation.name not in entity.facts for entity in two):
         return None
     right = _outer(two, relation, candidate.later)
     answers = _golden(right)

@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from stepgym_search.encyclopedia import KINDS, RELATIONS, EncyclopediaConfig, GeneratedQuestions, articles
+from stepgym_search.encyclopedia import KINDS, RELATIONS, EncyclopediaConfig, GeneratedQuestions, articles, config
 
 from stepgym.errors import UserError
 
@@ -52,6 +52,12 @@ def test_relations_that_add_up_to_the_same_texts_have_the_same_digest() -> None:
     one = EncyclopediaConfig(relations=("author", "birthplace"))
     assert one.digest == EncyclopediaConfig(relations=("birthplace", "author", "author")).digest
     assert EncyclopediaConfig().digest == EncyclopediaConfig(relations=tuple(RELATIONS)).digest
+
+
+def test_a_later_version_of_the_texts_has_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = EncyclopediaConfig().digest
+    monkeypatch.setattr(config, "_VERSION", 1_000)
+    assert EncyclopediaConfig().digest != before
 
 
 def test_without_kinds_all_that_the_articles_allow_are_drawn_from() -> None:

@@ -25,9 +25,11 @@ from stepgym_search.encyclopedia import (
     articles,
 )
 from stepgym_search.encyclopedia.article import write_article
-from stepgym_search.encyclopedia.questions import _slips, draw_task
+from stepgym_search.encyclopedia.candidates import Candidate
+from stepgym_search.encyclopedia.draws import Stream
+from stepgym_search.encyclopedia.questions import _compare, _slips, draw_task
 from stepgym_search.encyclopedia.reader import read_answers
-from stepgym_search.encyclopedia.relations import UNKNOWN, UNKNOWN_RULE
+from stepgym_search.encyclopedia.relations import COMPARISONS, UNKNOWN, UNKNOWN_RULE
 from stepgym_search.encyclopedia.splits import split_of
 from stepgym_search.encyclopedia.world import Entity, World
 from stepgym_search.scoring import is_match, normalize_answer
@@ -276,6 +278,17 @@ def test_a_slip_is_wrong_even_where_a_golden_answer_inside_it_would_do() -> None
     stop = {"searches": 1, "takes": "publication_date", "answer": "12 March 1874"}
     assert _slips([work, life], asked, ["3 March 1874"]) == {"stop": stop, "field": field | {
         "takes": "birth_date", "answer": "2 March 1874"}}  # fmt: skip
+
+
+def test_two_of_which_one_name_holds_the_other_are_not_compared() -> None:
+    world = World(EncyclopediaConfig(gaps=False, aliases=False), 0)
+    one, other = world.entities[:2]
+    birth = next(comparison for comparison in COMPARISONS if comparison.relation == "birth_date")
+    pair = [Candidate((0, 1), (RELATIONS["birth_date"],), birth, later) for later in (False, True)]
+    assert all(_compare(world, candidate, Stream()) for candidate in pair)
+    one.name, other.name = "Kabelu", "Kabelura"
+    solved = [_compare(world, candidate, Stream()) for candidate in pair]
+    assert [answer.said for answer in solved if answer is not None] == ["Kabelura"]
 
 
 def test_comparisons_ask_for_either_end_and_the_first_named_is_right_half_of_the_time() -> None:

@@ -67,6 +67,12 @@ def test_what_the_articles_do_not_prove_is_an_error(question: str, documents: li
         read_answers(question, documents)
 
 
+def test_a_question_that_can_be_taken_in_two_ways_is_an_error() -> None:
+    homonym = Document("9", '"Basto"\nBasto, also called the birthplace of Lena Tarek, is a town.')
+    with pytest.raises(UserError, match="can be taken in 2 ways"):
+        read_answers("When was the birthplace of Lena Tarek chartered?", [LIFE, ORVEL, homonym])
+
+
 def test_an_article_that_contradicts_itself_is_an_error() -> None:
     twice = Document("1", LIFE.contents + " The birthplace of Lena Tarek was Basto.")
     with pytest.raises(UserError, match=r"about Lena Tarek contradicts itself: birthplace is \['Orvel', 'Basto'\]"):
