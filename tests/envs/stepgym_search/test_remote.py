@@ -214,6 +214,46 @@ def test_a_pause_longer_than_the_time_limit_ends_with_it(replies: Any, connect: 
     assert len(server.requests) == 1
 
 
+def test_a_server_that_asks_for_a_long_pause_is_tried_again_sooner(
+    replies: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepgym_search.retrievers.remote.LONGEST_WAIT", 0.01)
+    server = replies((503, "x", {"retry_after": "3600"}), (200, GOOD))
+    assert len(connect(server.url, timeout=60.0).search(["who"], 1)[0]) == 1
+
+
+def test_waiting_for_a_free_connection_costs_a_request_none_of_its_time(
+    raw_server: Any, retrieval_servers: Any, connect: Any
+) -> None:
+    def behave(connection: socket.socket, request: Any) -> None:
+        time.sleep(0.5)
+        connection.sendall(retrieval_servers.answer(200, GOOD))
+
+    retriever = connect(raw_server(behave).url, form="query", connections=1, timeout=2.0, retries=0)
+    assert len(retriever.search([f"q{i}" for i in range(6)], 1)) == 6  # 3 s in all
+
+
+def test_a_failure_lets_go_of_the_other_requests_of_the_search(
+    raw_server: Any, retrieval_servers: Any, connect: Any
+) -> None:
+    arrived, let_go = threading.Event(), threading.Event()
+
+    def behave(connection: socket.socket, request: Any) -> None:
+        if request["query"] == "bad":
+            assert arrived.wait(20)
+            connection.sendall(retrieval_servers.answer(500, "no"))
+            return
+        arrived.set()
+        connection.settimeout(20)
+        if connection.recv(1) == b"":  # the client hung up
+            let_go.set()
+
+    retriever = connect(raw_server(behave).url, form="query", timeout=60.0)
+    with pytest.raises(RetrieverError, match="HTTP 500"):
+        retriever.search(["hangs", "bad"], 1)
+    assert let_go.wait(20)
+
+
 def test_a_server_that_comes_back_is_found_again_by_the_same_retriever(serve_app: Any, echo: Any, connect: Any) -> None:
     server = serve_app(create_app(echo))
     retriever = connect(server.url, retries=0)
