@@ -108,6 +108,10 @@ def test_lists_are_as_good_as_tuples() -> None:
         ({"relations": ("author",), "asked": ("setting",)}, "search: asked: no article states 'setting'"),
         ({"distractors": 0, "asked": ("setting",)}, "search: asked: no article states 'setting'"),
         ({"kinds": ("unanswerable",), "gaps": False}, "search: the kind 'unanswerable' needs gaps: true"),
+        (
+            {"kinds": ("unanswerable",), "asked": ("spouse", "region", "capital")},
+            "of the kind 'unanswerable' can be asked",
+        ),
         ({"kinds": ("one_hop", "three_hop"), "relations": ("author", "birthplace")}, "of the kind 'three_hop' can be"),
         ({"kinds": ("comparison",), "asked": ("author",)}, "no question of the kind 'comparison' can be asked"),
     ],
