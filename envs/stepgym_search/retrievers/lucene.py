@@ -47,7 +47,8 @@ class LuceneRetriever:
     Without `index_path` or `prebuilt` the index is built for the corpus, once, and holds no text: passages come from
     the corpus, those of equal score in its order. An index that somebody else made with pyserini is
     taken as it is: passages come from what it stores (`-storeRaw` or `-storeContents`); where it stores none, its ids
-    have to be rows of the corpus. A query is a bag of words: what is syntax elsewhere (`AND`, `(`, `*`) is not here.
+    have to be rows of the corpus. Scores are as pyserini gives them: four decimals, and a millionth less for each of
+    those that tie. A query is a bag of words: what is syntax elsewhere (`AND`, `(`, `*`) is not here.
 
     Java runs in this process, started by the first retriever; `JavaThread` says which and how. Searches of
     several threads are done one after another, the queries of one search side by side. What needs no other part of
@@ -126,7 +127,7 @@ class LuceneRetriever:
             RetrieverError: Lucene could not read the index, an id of it is no row of the corpus, the corpus was
                 changed, or the retriever is closed.
         """
-        texts = [well_formed(query).replace("\0", " ") for query in queries]
+        texts = [well_formed(query) for query in queries]
         hits = java.call(lambda: self._hits(texts, min(k, self._rows)), f"searching {self._folder}")
         return [[self._document(hit) for hit in of_query] for of_query in hits]
 

@@ -62,6 +62,10 @@ def test_another_corpus_other_settings_another_kind(corpus: Corpus, tmp_path: Pa
     other.write_text('{"id": "0", "contents": "a"}\n')
     with pytest.raises(UserError, match=r"index is an index of another corpus than .*other\.jsonl.* remove "):
         opened(open_corpus(other), path)
+    same_size = tmp_path / "same size.jsonl"
+    same_size.write_text('{"contents": "a"}\n' * len(corpus))
+    with pytest.raises(UserError, match=r"index is an index of another corpus than .*same size\.jsonl"):
+        opened(open_corpus(same_size), path)
     with pytest.raises(UserError, match=r"was built with k1 0\.9, not 1\.2: remove .* or name another index_path"):
         opened(corpus, path, settings={"form": 1, "k1": 1.2})
     with pytest.raises(UserError, match=r"was built with b null, not 0\.4"):

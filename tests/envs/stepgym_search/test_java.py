@@ -145,13 +145,11 @@ def test_a_process_ends_though_java_is_at_work() -> None:
     assert process.returncode == 0
 
 
-def test_the_environment_is_left_as_it_was() -> None:
-    process = run("import os; print(os.environ.get('JVM_PATH'), os.environ.get('JAVA_HOME'))")
-    assert process.communicate(timeout=60) == (f"ready\nNone {os.environ.get('JAVA_HOME')}\n", "")
-
-
-def test_check_env_takes_java_for_no_leak() -> None:
-    rest = "print(Resources.now().more_than(before))"
-    script = "from stepgym.env.resources import Resources\nbefore = Resources.now()\n" + SCRIPT.format(rest=rest)
+def test_check_env_takes_java_for_no_leak_and_the_environment_is_left_as_it_was() -> None:
+    rest = "import os; print(Resources.now().more_than(before), os.environ == found)"
+    script = (
+        "import os\nfrom stepgym.env.resources import Resources\n"
+        "found = dict(os.environ)\nbefore = Resources.now()\n" + SCRIPT.format(rest=rest)
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "ready\n[]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "ready\n[] True\n"), done.stderr

@@ -84,9 +84,12 @@ def test_one_query_at_a_time_finds_the_same(retriever: LuceneRetriever) -> None:
     assert retriever.search(queries, 2) == [retriever.search([query], 2)[0] for query in queries]
 
 
-def test_passages_of_equal_score_come_in_the_order_of_the_corpus(retriever: LuceneRetriever) -> None:
+def test_passages_of_equal_score_come_in_the_order_of_the_corpus(retriever: LuceneRetriever, tmp_path: Path) -> None:
     (twins,) = retriever.search(["twins poem"], 5)
     assert names(twins) == ["d5", "d6"]
+    same = LuceneRetriever(corpus_of(tmp_path / "same.jsonl", ["The same poem."] * 120))
+    assert names(same.search(["poem"], 120)[0]) == [f"d{row}" for row in range(120)]
+    same.close()
 
 
 def test_the_index_lies_ready(retriever: LuceneRetriever, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +304,13 @@ def test_a_forked_process_closes_without_a_word_and_opens_none(corpus: Corpus, r
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        answer = "close: "
         try:
             retriever.close()
+            answer = ""
             LuceneRetriever(corpus)
-            answer = "no error"
         except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
+            answer += f"{type(error).__name__}: {error}"
         os.write(writer, answer.encode())
         os._exit(0)
     os.close(writer)
