@@ -18,6 +18,9 @@ from stepgym_search.retrievers.batching import BatchedSearch
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 2.0
+"""Seconds that a search under way is given at the end; who interrupts a run does not wait for a server that hangs."""
+
 
 class SearchShared:
     """Opened once per process and configuration by `SearchEnv.open_shared`.
@@ -77,7 +80,7 @@ class SearchShared:
         """End the search and close index and corpus."""
         search, self._search = self._search, None
         if search is not None:
-            if not search.close():
+            if not search.close(PATIENCE):
                 # A search that does not return reads from both: they go with the process.
                 logger.warning("a search is still running; its index stays open")
                 return
