@@ -119,7 +119,7 @@ def test_the_tiny_recipe_trains_in_one_open_turn_and_its_audit_is_clean(tmp_path
 
 @pytest.mark.vllm
 def test_the_tiny_recipe_trains_through_vllm_and_its_audit_is_clean(tmp_path: Path, serve_vllm: object) -> None:
-    """A short form: that it learns as much is measured by benchmarks/sql_tiny.py."""
+    """A short form: that it learns as much is measured by benchmarks/learning.py."""
     recipe = load_recipe(
         RECIPES / "tiny.yaml",
         [
