@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,13 +11,12 @@ import numpy as np
 from stepgym.errors import EnvError, UserError
 from stepgym_search.corpus import Corpus
 from stepgym_search.document import Document
+from stepgym_search.progress import LongWork
 from stepgym_search.retrievers.base import RetrieverError
 from stepgym_search.retrievers.encoder import Encoder, Vectors
 from stepgym_search.retrievers.index_folder import open_index_folder
 from stepgym_search.retrievers.passages import passages_of
 from stepgym_search.retrievers.vectors import VectorIndex, faiss_library, write_flat, write_hnsw
-
-logger = logging.getLogger(__name__)
 
 INDEX_FILE = "vectors.index"
 PASSAGES_AT_ONCE = 8192
@@ -150,11 +148,11 @@ class DenseRetriever:
 
     def _embedded(self) -> Iterator[Vectors]:
         """The embeddings of all passages in order, in chunks."""
-        total = len(self._corpus)
-        for start in range(0, total, PASSAGES_AT_ONCE):
+        progress = LongWork(f"embedding {self._corpus.path}", len(self._corpus), "passages")
+        for start in range(0, len(self._corpus), PASSAGES_AT_ONCE):
             passages = self._corpus[start : start + PASSAGES_AT_ONCE]
             yield self._encoder.encode_passages([document.contents for document in passages])
-            logger.info("embedded %d of %d passages", start + len(passages), total)
+            progress.at(start + len(passages))
 
     def _check(self, index: VectorIndex) -> None:
         """Raise `UserError` unless the index is of this corpus and this model."""

@@ -211,10 +211,18 @@ def test_an_index_is_built_once_and_opened_after_that(
 
 
 def test_corpora_larger_than_a_chunk_are_written_chunk_by_chunk(
-    dense: DenseRetriever, corpus: Corpus, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dense: DenseRetriever,
+    corpus: Corpus,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("stepgym_search.retrievers.dense.PASSAGES_AT_ONCE", 50)
+    monkeypatch.setattr("stepgym_search.progress.FIRST_SECONDS", 0.0)
+    caplog.set_level("INFO", "stepgym.progress")
     chunked = DenseRetriever(corpus, model=model, index_path=str(tmp_path / "index"))
+    assert f"embedding {corpus.path}: 50 of 208 passages" in caplog.messages
     for row in (0, 49, 50, 207):
         a, b = chunked._index.vector(row), dense._index.vector(row)  # type: ignore[union-attr]
         np.testing.assert_allclose(a, b, atol=1e-5)
