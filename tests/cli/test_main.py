@@ -154,7 +154,7 @@ def test_a_reader_that_goes_away_is_no_error(plugin: dict[str, str]) -> None:
         (
             ["lst"],
             "error: unknown command 'lst'; did you mean 'list'? Known: audit, check-env, engines, eval, list, new-env, "
-            "replay, rollout, show, train",
+            "replay, rollout, serve-retriever, show, train",
         ),
         (["--nonsense"], "error: No such option: --nonsense (see 'stepgym --help')"),
         (["list"], "error: Missing argument 'kind'"),
