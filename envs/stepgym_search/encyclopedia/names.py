@@ -80,12 +80,8 @@ class NameSpace:
         return size
 
 
-def _same(word: str) -> str:
-    return word
-
-
-def _together(first: str, second: str) -> str:
-    return first + second.lower()
+def _together(*syllables: str) -> str:
+    return "".join(syllables).capitalize()
 
 
 FULL_SPACES = {
@@ -100,17 +96,16 @@ FULL_SPACES = {
 """The names of each class, of two words or more; all of them together use some fifty thousand words."""
 
 SHORT_SPACES = (
-    NameSpace("short", (Part("Sc", 128), Part("Sc", 128)), _together),
-    NameSpace("longer", (Part("SSS", 64**3),), _same),
-    NameSpace("longest", (Part("SSSS", 64**4),), _same),
+    NameSpace("short", (Part("Sc", 128),) * 2, _together),
+    NameSpace("longer", (Part("Sc", 128),) * 3, _together),
 )
-"""One word for everything: two closed syllables while they last, then three open ones, then four.
+"""One word for everything: two closed syllables while they last, then three.
 
-Few syllables that come often, and are two tokens for a small tokenizer: a small model learns to copy them soonest.
+Few syllables that come often, each a token for a small tokenizer: a small model learns to copy them soonest.
 """
 
 FULL_ALIASES = NameSpace("alias", (Part("oSS", 8192), Part("oS", 128)), lambda word, first: f"{first} {word}")
-SHORT_ALIASES = NameSpace("short alias", (Part("oSSS", 4 * 64**3),), _same)
+SHORT_ALIASES = NameSpace("short alias", (Part("oSSS", 4 * 64**3),), _together)
 
 
 @dataclass(frozen=True, slots=True)

