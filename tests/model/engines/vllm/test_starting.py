@@ -6,6 +6,7 @@ Only the test that interrupts a command while it samples waits for a server that
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -152,7 +153,11 @@ def test_ctrl_c_ends_everything(serve_vllm, tmp_path, when):
         f"engine.environment={json.dumps({'PYTHONPATH': str(ROOT / 'tests' / 'servers')})}",
     ]
     environment = {**os.environ, "FAULTS": str(tmp_path), "TMPDIR": str(temporary)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    # Where the tests run in the background of a shell, interrupts are ignored, and would be in what they start.
+    interruptible = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    )
 
     def reached():
         if when == "while it starts":
