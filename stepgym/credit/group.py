@@ -9,11 +9,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stepgym.credit.level import has_group_baseline, level
+from stepgym.record.step import Step
+
 Advantages: TypeAlias = list[NDArray[np.float64]]
 """One array [steps] per member of a group: the advantage of each of its steps."""
 
-CreditFunction: TypeAlias = Callable[..., Advantages]
-"""`credit(group: GroupRewards, *, options) -> Advantages`. Its options are keyword-only parameters."""
+CreditFunction: TypeAlias = Callable[..., Any]
+"""An estimator. Its options are keyword-only parameters.
+
+- `credit(group: GroupRewards, *, options) -> Advantages`;
+- declared with `@over_batch`: `credit(groups: Sequence[GroupRewards], *, options) -> list[Advantages]`;
+- declared with `@over_tokens`: `credit(batch: TokenRewards, *, options) -> TokenAdvantages`.
+"""
 
 EPSILON = 1e-6
 """Added to denominators. Also the tolerance within which the rewards of a group count as equal."""
@@ -27,14 +35,19 @@ class GroupRewards:
         rewards: float64 array [members], the reward of each trajectory.
         step_rewards: One float64 array [steps] per member, which sums to the member's reward. Empty for a trajectory
             without steps.
+        steps: The recorded steps of each member, for estimators that look at more than rewards; None where there are
+            only rewards.
     """
 
     rewards: NDArray[np.float64]
     step_rewards: Sequence[NDArray[np.float64]]
+    steps: Sequence[Sequence[Step]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.rewards) != len(self.step_rewards):
             raise ValueError(f"{len(self.rewards)} rewards for {len(self.step_rewards)} lists of step rewards")
+        if self.steps is not None and [len(steps) for steps in self.steps] != [len(r) for r in self.step_rewards]:
+            raise ValueError("the steps are not as many as the step rewards")
 
     @property
     def spread(self) -> float:
@@ -47,13 +60,41 @@ class GroupRewards:
 
 
 def assign(function: CreditFunction, group: GroupRewards, options: Mapping[str, Any]) -> Advantages:
-    """Call an estimator and check what it returned.
+    """`assign_all` for a batch of one group."""
+    return assign_all(function, [group], options)[0]
 
-    Returns one float64 array [steps] per member. Raises `ValueError` when the estimator returned anything else, or a
-    number that is not finite.
+
+def assign_all(
+    function: CreditFunction, groups: Sequence[GroupRewards], options: Mapping[str, Any]
+) -> list[Advantages]:
+    """Call an estimator for all groups of a batch, one by one or together as it declares, and check what it returned.
+
+    Args:
+        function: An estimator over groups or over batches.
+        groups: Every group of the batch.
+        options: Its keyword arguments.
+
+    Returns:
+        Per group one float64 array [steps] per member.
+
+    Raises:
+        ValueError: The estimator returned other shapes, or a number that is not finite; or it gives advantages to
+            tokens (`assign_tokens` is for those).
     """
-    advantages = [np.asarray(values, dtype=np.float64) for values in function(group, **options)]
     name = getattr(function, "__name__", repr(function))
+    if level(function) == "token":
+        raise ValueError(f"credit {name} gives each token its own advantage, from a critic's values")
+    if level(function) == "batch":
+        returned = list(function(groups, **options))
+        if len(returned) != len(groups):
+            raise ValueError(f"credit {name} returned the advantages of {len(returned)} groups for {len(groups)}")
+    else:
+        returned = [function(group, **options) for group in groups]
+    return [_checked(advantages, group, name) for advantages, group in zip(returned, groups, strict=True)]
+
+
+def _checked(returned: Sequence[NDArray[np.float64]], group: GroupRewards, name: str) -> Advantages:
+    advantages = [np.asarray(values, dtype=np.float64) for values in returned]
     found = [values.shape for values in advantages]
     expected = [(len(steps),) for steps in group.step_rewards]
     if found != expected:
@@ -63,13 +104,28 @@ def assign(function: CreditFunction, group: GroupRewards, options: Mapping[str, 
     return advantages
 
 
-def has_signal(group: GroupRewards, advantages: Advantages) -> bool:
-    """Whether a group can teach anything: its rewards differ, or its advantages differ from turn to turn.
+def has_signal(
+    group: GroupRewards,
+    advantages: Advantages,
+    function: CreditFunction | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether a group can teach anything.
 
-    A group of one never does. Under outcome credit a trajectory's steps share one advantage, so only the rewards
+    Under an estimator that compares the members of a group: its rewards differ, or its advantages differ from turn to
+    turn. A group of one never does. Under outcome credit a trajectory's steps share one advantage, so only the rewards
     decide; their spread is compared with `EPSILON`, because a standard deviation of rounding errors would otherwise
     turn into advantages of ordinary size.
+
+    Under any other estimator (one with no baseline, or with the batch's): some advantage is larger than `EPSILON`.
+
+    Args:
+        group: The rewards that the estimator was given.
+        advantages: What it returned.
+        function, options: The estimator; without one, as if it compares within the group.
     """
+    if function is not None and not has_group_baseline(function, options or {}):
+        return any(bool((np.abs(steps) > EPSILON).any()) for steps in advantages)
     if len(group.rewards) < 2:
         return False
     return group.spread > EPSILON or any(len(steps) > 1 and np.ptp(steps) > EPSILON for steps in advantages)

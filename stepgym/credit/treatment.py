@@ -46,7 +46,8 @@ class Group:
     def rewards(self) -> GroupRewards:
         """What a credit estimator is given."""
         rewards = np.array([member.reward for member in self.members], dtype=np.float64)
-        return GroupRewards(rewards, [member.step_rewards for member in self.members])
+        step_rewards = [member.step_rewards for member in self.members]
+        return GroupRewards(rewards, step_rewards, [member.trajectory.steps for member in self.members])
 
 
 @dataclass(frozen=True, slots=True)
