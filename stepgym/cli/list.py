@@ -85,7 +85,8 @@ def _registries(kind: Kind) -> list[Registry[Any]]:
 
         return [ENGINES]
     from stepgym.credit import CREDITS
-    from stepgym.train.losses import CORRECTIONS, KLS, LOSSES
+    from stepgym.train.corrections import CORRECTIONS
+    from stepgym.train.losses import KLS, LOSSES
 
     return [CREDITS, LOSSES, KLS, CORRECTIONS]
 

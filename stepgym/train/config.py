@@ -12,7 +12,8 @@ from stepgym.credit import CREDITS
 from stepgym.errors import UserError
 from stepgym.plugins import Registry, unknown
 from stepgym.train.batch import RowKind
-from stepgym.train.losses import CORRECTIONS, KLS, LOSSES
+from stepgym.train.corrections import CORRECTIONS
+from stepgym.train.losses import KLS, LOSSES
 from stepgym.train.losses.reduction import Reduction
 from stepgym.train.optimizer import OptimizerConfig
 

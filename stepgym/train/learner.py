@@ -210,13 +210,13 @@ class Learner:
                 step=mini.step[chosen],
                 trajectory=mini.trajectory[chosen],
                 group=mini.group[chosen],
+                sampler_logprob=mini.sampler_logprob[chosen].to(current.dtype),
             )
             loss = self._loss(tokens, **self.config.loss.options)
             values = loss.values
             metrics.add(loss.metrics)
-            sampler = mini.sampler_logprob[chosen].to(current.dtype)
             if self._correction is not None:
-                correction = self._correction(tokens, sampler, **self.config.correction.options)
+                correction = self._correction(tokens, **self.config.correction.options)
                 values = values * correction.values.detach()
                 metrics.add(correction.metrics)
             if self._kl is not None and mini.reference_logprob is not None:
@@ -226,7 +226,7 @@ class Learner:
             total = (values * mini.weight[chosen].to(current.dtype)).sum()
             total.backward()
             metrics.add_loss(total.detach())
-            metrics.add_gap(old, sampler)
+            metrics.add_gap(old, tokens.sampler_logprob)
             if scores.entropy is not None:
                 metrics.add({"entropy": scores.entropy})
             metrics.count(len(chosen))

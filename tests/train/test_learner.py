@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,8 @@ from stepgym.record.outcome import Outcome, OutcomePolicy
 from stepgym.record.trajectory import Trajectory
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
+from stepgym.train.losses import LOSSES
+from stepgym.train.losses.tokens import TokenLoss, Tokens
 from stepgym.train.policy import Policy
 
 
@@ -202,12 +203,15 @@ def test_records_that_cannot_be_trained_on_are_refused_before_anything_moves(
     assert torch.equal(weights(policy), before)
 
 
+def not_finite(tokens: Tokens) -> TokenLoss:
+    return TokenLoss(tokens.logprob * math.inf)
+
+
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make: SimpleNamespace) -> None:
     policy = make.policy()
     before = weights(policy)
-    made = make.group(1, [1.0, 0.0])
-    step = made[0].steps[0]
-    made[0] = replace(made[0], steps=[replace(step, logprobs=np.full(len(step.response_ids), np.nan))])
-    report = Learner(policy, LearnerConfig()).update(made)
+    LOSSES.register("of_the_test_that_is_not_finite", not_finite)
+    config = LearnerConfig(loss="of_the_test_that_is_not_finite")
+    report = Learner(policy, config).update(make.group(1, [1.0, 0.0]))
     assert (report.updates, report.metrics["skipped_updates"]) == (0, 1)
     assert torch.equal(weights(policy), before)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from stepgym.config import validate_kwargs
 from stepgym.errors import UserError
 from stepgym.plugins import Registry
-from stepgym.train.losses import CORRECTIONS, KLS, LOSSES
-from stepgym.train.losses.correction import truncated
+from stepgym.train.corrections import CORRECTIONS
+from stepgym.train.corrections.truncated import truncated
+from stepgym.train.losses import KLS, LOSSES
 from stepgym.train.losses.cross_entropy import cross_entropy
 from stepgym.train.losses.kl import k1, k2, k3
 from stepgym.train.losses.ppo import ppo
@@ -24,7 +26,7 @@ def tokens_of(ratio: list[float], advantage: list[float]) -> Tokens:
     old = torch.full((len(ratio),), -1.0, dtype=torch.float64)
     logprob = (old + torch.log(torch.tensor(ratio, dtype=torch.float64))).requires_grad_()
     unit = torch.zeros(len(ratio), dtype=torch.int64)
-    return Tokens(logprob, old, torch.tensor(advantage, dtype=torch.float64), unit, unit, unit)
+    return Tokens(logprob, old, torch.tensor(advantage, dtype=torch.float64), unit, unit, unit, old)
 
 
 def slopes(tokens: Tokens, loss: TokenLoss) -> list[float]:
@@ -61,7 +63,15 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
 
 def test_a_ratio_that_would_overflow_stays_finite() -> None:
     tokens = tokens_of([1.0], [-1.0])
-    far = Tokens(tokens.logprob + 1000, tokens.old_logprob, tokens.advantage, tokens.step, tokens.step, tokens.step)
+    far = Tokens(
+        tokens.logprob + 1000,
+        tokens.old_logprob,
+        tokens.advantage,
+        tokens.step,
+        tokens.step,
+        tokens.step,
+        tokens.sampler_logprob,
+    )
     assert torch.isfinite(ppo(far).values).all()
 
 
@@ -109,7 +119,7 @@ def test_k3_of_a_token_the_policy_all_but_forbids_stays_finite() -> None:
 def test_truncated_importance_weights_by_hand() -> None:
     tokens = tokens_of([1.7, 1.7, 1.7], [1.0, 1.0, 1.0])  # the current ratio plays no part
     sampler = tokens.old_logprob - torch.log(torch.tensor([0.5, 1.5, 5.0], dtype=torch.float64))
-    correction = truncated(tokens, sampler, cap=2.0)
+    correction = truncated(dataclasses.replace(tokens, sampler_logprob=sampler), cap=2.0)
     assert correction.values.tolist() == pytest.approx([0.5, 1.5, 2.0])
     assert not correction.values.requires_grad
     assert correction.metrics["importance_truncated"].tolist() == [False, False, True]
@@ -117,7 +127,8 @@ def test_truncated_importance_weights_by_hand() -> None:
 
 def test_a_token_the_sampler_thought_impossible_gets_the_cap() -> None:
     tokens = tokens_of([1.0], [1.0])
-    assert truncated(tokens, torch.tensor([-math.inf]), cap=2.0).values.tolist() == [2.0]
+    impossible = dataclasses.replace(tokens, sampler_logprob=torch.tensor([-math.inf]))
+    assert truncated(impossible, cap=2.0).values.tolist() == [2.0]
 
 
 def test_cross_entropy_is_the_negative_log_likelihood() -> None:

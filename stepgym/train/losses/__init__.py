@@ -1,4 +1,4 @@
-"""Losses per trained token, found by name in `LOSSES`; KL estimators in `KLS`; off-policy weights in `CORRECTIONS`.
+"""Losses per trained token, found by name in `LOSSES`; KL estimators in `KLS`.
 
 A loss is a function of a `Tokens` and keyword-only options that returns a `TokenLoss`. `@LOSSES.register("mine")` adds
 one; `module:function` works without registering. Looking at a registry imports nothing.
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 from stepgym.plugins import Registry
 
 if TYPE_CHECKING:
-    from stepgym.train.losses.tokens import CorrectionFunction, KLFunction, LossFunction
+    from stepgym.train.losses.tokens import KLFunction, LossFunction
 
 LOSSES: Registry[LossFunction] = Registry("loss", {"ppo": "stepgym.train.losses.ppo:ppo"}, group="stepgym.losses")
 KLS: Registry[KLFunction] = Registry(
     "KL estimator", {name: f"stepgym.train.losses.kl:{name}" for name in ("k1", "k2", "k3")}
 )
-CORRECTIONS: Registry[CorrectionFunction] = Registry(
-    "correction", {"truncated": "stepgym.train.losses.correction:truncated"}, group="stepgym.corrections"
-)
 
-__all__ = ["CORRECTIONS", "KLS", "LOSSES"]
+__all__ = ["KLS", "LOSSES"]

@@ -7,9 +7,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from stepgym.train.losses.tokens import TokenLoss, Tokens, ratio_of
+from stepgym.train.losses.tokens import TokenLoss, Tokens, couples, ratio_of
 
 
+@couples("token")
 def ppo(
     tokens: Tokens,
     *,

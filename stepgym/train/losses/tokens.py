@@ -1,12 +1,16 @@
-"""What a loss is given and what it returns: flat tensors with one entry per trained token."""
+"""What a loss or a correction is given and what it returns: flat tensors with one entry per trained token."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
+
+from stepgym.errors import UserError
+from stepgym.plugins import suggestion
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held within this of zero before they are exponentiated, so that none becomes infinite."""
@@ -14,14 +18,16 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Trained tokens (occurrences of a token in a step), in any order. All tensors are [M].
+    """Trained tokens (occurrences of a token in a step), in any order. All tensors are [M], on one device.
 
     Attributes:
-        logprob: log-probability under the weights being trained, at sampling temperature; carries the gradient.
+        logprob: log-probability under the weights being trained, at sampling temperature; carries the gradient. For a
+            correction, which is taken before the first update, it is `old_logprob`.
         old_logprob: The same under the weights before the first mini-batch of the batch; no gradient.
         advantage: Advantage of the token's step.
-        step, trajectory, group: int64 index of the token's step, trajectory and group within the update: the units
-            over which sequence losses are taken. Never a merged sequence.
+        step, trajectory, group: int64 number of the token's step, trajectory and group within the update: the units
+            over which sequence losses are taken. Numbers may have gaps. Never a merged sequence.
+        sampler_logprob: log mu, the sampler's log-probability as recorded; NaN where absent or not comparable.
     """
 
     logprob: torch.Tensor
@@ -30,6 +36,7 @@ class Tokens:
     step: torch.Tensor
     trajectory: torch.Tensor
     group: torch.Tensor
+    sampler_logprob: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,16 +52,73 @@ class TokenLoss:
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenWeights:
+    """What a correction returns: the weight of each token's loss, and which tokens are trained on at all.
+
+    Attributes:
+        values: Tensor [M] without gradient, finite, not negative; 0 where `keep` is False.
+        keep: bool tensor [M], or None where all are kept. A token that is not kept is as if it had never been sampled:
+            it leaves the numerator and the denominator of the reduction.
+        metrics: As those of a `TokenLoss`.
+    """
+
+    values: torch.Tensor
+    keep: torch.Tensor | None = None
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
 LossFunction: TypeAlias = Callable[..., TokenLoss]
 """`loss(tokens: Tokens, *, options) -> TokenLoss`."""
 
 KLFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """`kl(logprob, reference_logprob) -> values`, all [M]."""
 
-CorrectionFunction: TypeAlias = Callable[..., TokenLoss]
-"""`correction(tokens: Tokens, sampler_logprob, *, options) -> TokenLoss`; its values [M] are weights, no gradient."""
+CorrectionFunction: TypeAlias = Callable[..., TokenWeights]
+"""`correction(tokens: Tokens, *, options) -> TokenWeights`."""
+
+Unit: TypeAlias = Literal["token", "step", "trajectory", "batch"]
+"""Within what a loss or a correction lets one token's value depend on other tokens; `batch` is a whole update."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def couples(unit: Unit) -> Callable[[F], F]:
+    """Declare within what a loss or a correction couples tokens: `@couples("token")` means that it does not.
+
+    A function with an option `unit` needs no declaration. One that declares nothing is taken to couple all tokens of
+    an update, which is always right and costs a second forward pass where an update takes several micro-batches.
+    """
+    _check(unit, "couples")
+
+    def declare(function: F) -> F:
+        function.__couples__ = unit  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def unit_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Unit:
+    """Within what a loss or a correction couples tokens, given its options.
+
+    It is the value of the option `unit` where the function has one, else what `couples` declared, else `batch`.
+    Raises `UserError` where that is none of the units.
+    """
+    name = getattr(function, "__name__", repr(function))
+    parameter = inspect.signature(function).parameters.get("unit")
+    if parameter is not None:
+        return _check(options.get("unit", parameter.default), name)
+    return _check(getattr(function, "__couples__", "batch"), name)
 
 
 def ratio_of(logprob: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """exp(logprob - other), the log-ratio held within `MAX_LOG_RATIO` of zero."""
     return torch.exp(torch.clamp(logprob - other, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _check(unit: Any, name: str) -> Unit:
+    units: tuple[Unit, ...] = get_args(Unit)
+    if unit not in units:
+        raise UserError(f"{name}: unknown unit {unit!r}{suggestion(unit, units)}; known: {', '.join(units)}")
+    found: Unit = unit
+    return found
