@@ -170,13 +170,16 @@ class Processes:
         """Close. After an error nothing is closed: other ranks may be within a call that would wait for them."""
         if kind is None:
             self.close()
-        elif self._told_error:
+            return
+        if isinstance(error, KeyboardInterrupt) and not self.is_lead:
+            self._told_error = True  # torchrun interrupts all ranks alike
+        if self._told_error:
             # torchrun ends all processes as soon as one has failed. Rank 0 needs time to clean up and to say why.
             self._wait_for_lead()
 
     @property
     def told_error(self) -> bool:
-        """Whether this rank was told by rank 0 of the error that ends the run: it is rank 0 that reports it."""
+        """Whether it is rank 0 that reports the error that ends the run: it told this rank of it, or all were interrupted."""
         return self._told_error
 
     # ---- within -------------------------------------------------------------------------------------------------
