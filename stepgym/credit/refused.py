@@ -1,4 +1,4 @@
-"""Estimators that step-wise records cannot feed: refused by name, when the config is read."""
+"""Estimators that people ask for and that step-wise records cannot feed: refused by name, when the config is read."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ from stepgym.credit.group import CreditFunction
 from stepgym.errors import UserError
 from stepgym.plugins import Registry
 
-_RECURSION = (
-    "it runs a recursion over the tokens of one unbroken sequence, and the steps of a trajectory branch, overlap and "
-    "have observations between them"
-)
-_CRITIC = "it needs a critic's value for every token, and there is no critic"
+_ONE_SEQUENCE = "it is a recursion over the tokens of one unbroken sequence with a critic, of which there is one form"
+_RATIOS = "its ratios of policies stand inside a recursion over the tokens of one unbroken sequence"
 
 REFUSED = {
-    "gae": _RECURSION,
-    "td": _RECURSION,
-    "td_lambda": _RECURSION,
-    "n_step": _RECURSION,
-    "reinforce_plus_plus": "its token-level discounted return " + _RECURSION.removeprefix("it "),
-    "vtrace": _CRITIC,
-    "retrace": _CRITIC,
-    "ppo_critic": _CRITIC,
+    "td": f"{_ONE_SEQUENCE}: use gae with gae_lambda 0",
+    "td_lambda": f"{_ONE_SEQUENCE}: use gae with gae_lambda",
+    "n_step": f"{_ONE_SEQUENCE}: use gae with gae_lambda",
+    "vtrace": f"{_RATIOS}: use gae, and `correction` for the ratios",
+    "retrace": f"{_RATIOS}: use gae, and `correction` for the ratios",
 }
-"""Name of each temporal estimator to the reason why step-wise records cannot feed it."""
+"""Name of each temporal estimator to the reason why it is not here, and what is."""
 
-_SPELLINGS = {"gae_lambda": "gae", "tdlambda": "td_lambda", "v_trace": "vtrace", "reinforce++": "reinforce_plus_plus"}
+_SPELLINGS = {
+    "tdlambda": "td_lambda",
+    "v_trace": "vtrace",
+    "gaelambda": "gae",
+    "gae_lambda": "gae",
+    "ppo": "gae",
+    "ppo_critic": "gae",
+    "reinforce++": "reinforce_plus_plus",
+    "reinforce++_baseline": "reinforce_plus_plus_baseline",
+    "drgrpo": "dr_grpo",
+    "dr._grpo": "dr_grpo",
+}
 
 
 class CreditRegistry(Registry[CreditFunction]):
-    """Names of credit estimators. Knows the temporal ones too, so that it can say why they are refused."""
+    """Names of credit estimators. Knows other spellings, and why some temporal ones are refused."""
 
     def get(self, name: str) -> CreditFunction:
         """The estimator of that name.
 
-        Raises `UserError` for a temporal estimator, naming the alternatives, and, with a suggestion, for an unknown
-        name.
+        Raises `UserError` for a temporal estimator that is not here, naming what is, and, with a suggestion, for an
+        unknown name.
         """
         if name not in self:
-            plain = str(name).lower().replace("-", "_").replace("(", "").replace(")", "")
+            plain = str(name).lower().replace("-", "_").replace(" ", "_").replace("(", "").replace(")", "")
             plain = _SPELLINGS.get(plain, plain)
             if plain in REFUSED:
-                reason = f"credit {name!r} does not fit step-wise data: {REFUSED[plain]}"
-                raise UserError(f"{reason}. Use {_alternatives(self)}")
+                raise UserError(f"credit {name!r} does not fit step-wise data: {REFUSED[plain]}")
+            if plain in self:
+                known = ", ".join(self.names())
+                raise UserError(f"unknown {self.noun} {name!r}; did you mean {plain!r}? Known: {known}")
         return super().get(name)
-
-
-def _alternatives(registry: CreditRegistry) -> str:
-    names = registry.names()
-    return f"{', '.join(names[:-1])} or {names[-1]}"

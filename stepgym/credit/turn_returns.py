@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from stepgym.credit.group import EPSILON, Advantages, GroupRewards
+from stepgym.credit.returns import discounted, moments, or_reward
 
 
 def turn_returns(
@@ -39,21 +39,9 @@ def turn_returns(
     if count < 2:
         return group.over_steps(np.zeros(count))
     returns = [discounted(rewards, gamma) for rewards in group.step_rewards]
-    turns = [steps if len(steps) else np.array([reward]) for steps, reward in zip(returns, group.rewards, strict=True)]
+    turns = or_reward(returns, group)
     values = np.array([steps.mean() for steps in turns])
-    mean = values.mean()
+    mean, deviation = moments(turns)
     baselines = np.full(count, mean) if baseline == "mean" else (values.sum() - values) / (count - 1)
-    scale = 1.0
-    if scale_by_std:
-        scale = float(np.sqrt(sum(((steps - mean) ** 2).mean() for steps in turns) / (count - 1))) + EPSILON
+    scale = deviation + EPSILON if scale_by_std else 1.0
     return [(steps - base) / scale for steps, base in zip(returns, baselines, strict=True)]
-
-
-def discounted(rewards: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-    """Return of each turn ([steps]): its reward plus `gamma` times the return of the next."""
-    returns = np.zeros(len(rewards))
-    following = 0.0
-    for turn in range(len(rewards) - 1, -1, -1):
-        following = float(rewards[turn]) + gamma * following
-        returns[turn] = following
-    return returns
