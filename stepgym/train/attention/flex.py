@@ -1,5 +1,6 @@
-"""Attention over a prefix forest on CUDA: FlexAttention (Dong et al. 2024, arXiv:2412.05496) with a block mask made from
-the forest's depth-first intervals.
+"""Attention over a prefix forest on CUDA: FlexAttention, with a block mask made from the depth-first intervals.
+
+FlexAttention: Dong et al. 2024, arXiv:2412.05496.
 
 Query q attends to key k exactly when `k <= q < end[k]`; in a layer with a sliding window of w also
 `depth[q] - depth[k] < w`. Of each block of 128 x 128 pairs it is decided from the largest and the smallest `end` of its
@@ -7,7 +8,7 @@ keys whether none, some or all pairs are visible, so a mask costs O((N / 128)^2)
 O(N^2) time and memory.
 
 Soft caps of attention scores (Gemma 2) and attention sinks (gpt-oss) are supported; dropout is not.
-Forward and mask are tested on the CPU, the gradient in FlexAttention's unfused form; the fused CUDA kernels are untested.
+Forward and mask are tested on the CPU, gradients in FlexAttention's unfused form; its CUDA kernels are untested here.
 """
 
 from __future__ import annotations
@@ -174,7 +175,9 @@ def _attend(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
         return_aux=None if s_aux is None else AuxRequest(lse=True),
-        # ROWS_GUARANTEED_SAFE must stay off: it wants a visible key in the first block of every row.
+        # Lengths are whole blocks, which the compiler cannot see where it keeps lengths open. ROWS_GUARANTEED_SAFE must
+        # stay off: it wants a visible key in the first block of every row.
+        kernel_options={"IS_DIVISIBLE": True} if query.is_cuda else None,
     )
     if s_aux is not None:
         # A sink is one more key whose value is zero: it takes its share of the softmax.
