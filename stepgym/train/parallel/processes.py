@@ -11,7 +11,10 @@ import atexit
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
@@ -179,22 +182,24 @@ class Processes:
 
     @property
     def told_error(self) -> bool:
-        """Whether it is rank 0 that reports the error that ends the run: it told this rank of it, or all were interrupted."""
+        """Whether rank 0 reports what ends the run: it told this rank of it, or all ranks were interrupted."""
         return self._told_error
 
     # ---- within -------------------------------------------------------------------------------------------------
 
     def _follow(self) -> Any:
         box: list[Any] = [None]
-        dist.broadcast_object_list(box, src=0, group=self._control)
-        done, value = box[0]
+        with _interrupts_later():
+            dist.broadcast_object_list(box, src=0, group=self._control)
+            done, value = box[0]
         if done:
             return value
         self._told_error = True
         raise value
 
     def _tell(self, message: tuple[bool, Any]) -> None:
-        dist.broadcast_object_list([message], src=0, group=self._control)
+        with _interrupts_later():
+            dist.broadcast_object_list([message], src=0, group=self._control)
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         if self.size == 1:
@@ -221,6 +226,22 @@ def _say_ended() -> None:
             dist.distributed_c10d._get_default_store().set(_LEAD_ENDED, "1")
         except RuntimeError as error:
             logger.debug("the other processes could not be told of the end: %s", error)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt within is raised at the end: a message of which half is sent would leave the other side waiting."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    if seen:
+        raise KeyboardInterrupt
 
 
 def _portable(error: BaseException) -> BaseException:
