@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,8 @@ def require_chains(trajectories: Iterable[Trajectory], credit: str) -> None:
             step before it.
     """
     for trajectory in trajectories:
-        chains, reasons = find_chains(trajectory.steps)
+        # Without logprobs, so that a turn that lacks them is not taken for a break: the recursion does not use them.
+        chains, reasons = find_chains([replace(step, logprobs=None) for step in trajectory.steps])
         if len(chains) > 1:
             why = ", ".join(reason.replace("_", " ") for reason in reasons) or "another conversation begins"
             raise UserError(
