@@ -121,7 +121,11 @@ class Batcher:
         self._waiting.append(request)
 
     def set_version(self, version: str) -> None:
-        """New weights are in force from the next token on; nothing computed by the old ones is reused."""
+        """New weights are in force from the next token on; nothing computed by the old ones is reused.
+
+        A running request goes on from the tokens that it has: their keys and values are computed again, so that every
+        log-probability is that of its token, after all tokens before it, under the very weights that its span names.
+        """
         self.version = version
         self._forward.refresh()
         self._table.clear()

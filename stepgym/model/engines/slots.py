@@ -48,7 +48,6 @@ class SlotTable:
         self.ids: Ids = np.zeros((slots, SMALLEST_CAPACITY), dtype=np.int32)
         self.filled = np.zeros(slots, dtype=np.int64)
         self.active = np.zeros(slots, dtype=np.bool_)
-        self._stale = np.zeros(slots, dtype=np.bool_)
         self._used_at = np.zeros(slots, dtype=np.int64)
         self._clock = 0
 
@@ -65,18 +64,16 @@ class SlotTable:
             self.ids = ids
 
     def clear(self) -> None:
-        """Let nothing that has been computed so far be reused: the weights have changed. Running requests go on."""
-        self.filled[~self.active] = 0
-        self._stale[self.active] = True
+        """Forget what has been computed, for running requests too: the weights have changed. Tokens stay."""
+        self.filled[:] = 0
 
     def release(self, slot: int, *, keep: bool) -> None:
         """Take the slot from its request; `keep` leaves its contents for a prompt that extends them."""
         self._clock += 1
         self.active[slot] = False
         self._used_at[slot] = self._clock
-        if self._stale[slot] or not keep:
+        if not keep:
             self.filled[slot] = 0
-        self._stale[slot] = False
 
     def claim(self, prompt: Ids, *, copies: bool) -> tuple[int, int, int | None] | None:
         """Take a slot for `prompt`; None when every slot runs a request.
@@ -119,7 +116,7 @@ class SlotTable:
 
     def _shared_with(self, prompt: Ids) -> NDArray[np.int64]:
         """int64 [slots]: length of the common prefix of each slot's computed tokens and the prompt but its last."""
-        limit = np.where(self._stale, 0, np.minimum(self.filled, len(prompt) - 1))
+        limit = np.minimum(self.filled, len(prompt) - 1)
         width = int(limit.max())
         shared = np.zeros(len(limit), dtype=np.int64)
         rows = np.flatnonzero(limit)

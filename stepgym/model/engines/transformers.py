@@ -128,7 +128,11 @@ class TransformersEngine(Engine):
 
     @property
     def weights_version(self) -> str:
-        """Name of the weights in force; recorded with every response. Setting it clears the cache."""
+        """Name of the weights in force; recorded with every response. Setting it clears the cache.
+
+        Responses that are being sampled go on under the new weights: what they have of keys and values is computed
+        again, and their spans say which token came from which weights.
+        """
         return self._version
 
     @weights_version.setter

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 
 import numpy as np
@@ -257,7 +258,47 @@ def test_a_version_change_amid_a_response_is_recorded_as_spans():
     assert (old, zero, new, end) == ("0", 0, "1", 1000)
     assert cut == again
     assert 8 <= cut < 1000
-    assert follow.metrics["reused_tokens"] == 0
+    assert follow.metrics["reused_tokens"] == 1001  # all of it was computed again by the new weights
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2, sliding window and softcap", "lfm2, convolutions"])
+def test_amid_a_response_every_logprob_is_that_of_the_weights_that_its_span_names(name):
+    """Also for requests that share a prompt, wait, or have computed only a part of their prompt."""
+    model = ARCHITECTURES[name]()
+    model.generation_config.eos_token_id = None
+    tokenizer = build_tiny_model(CORPUS, width=32, layers=1, heads=2)[1]
+    tokenizer.eos_token = None
+    engine = TransformersEngine.wrap(model, tokenizer, max_batch_size=4, max_prefill_tokens=16, context_length=400)
+    some = prompts(4, vocabulary=97, low=30, high=60)
+    asked = [some[0], some[0], *some]
+    versions = {"0": copy.deepcopy(model)}
+
+    async def main():
+        await engine.open()
+        running = [
+            asyncio.create_task(engine.generate(p, Sampling(), max_tokens=40, seed=n)) for n, p in enumerate(asked)
+        ]
+        while not all(task.done() for task in running):
+            await asyncio.sleep(0.01)
+            with engine.paused(), torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+                versions[str(len(versions))] = copy.deepcopy(model)
+                engine.weights_version = str(len(versions) - 1)
+        return [task.result() for task in running]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = run(main())
+    changed = 0
+    for prompt, answer in zip(asked, found, strict=True):
+        spans = list(answer.weights_versions)
+        assert [0, *(end for _, _, end in spans)] == [*(start for _, start, _ in spans), len(answer.response_ids)]
+        changed += len(spans) > 1
+        for version, start, end in spans:
+            expected = forced_logprobs(versions[version], prompt, answer.response_ids)
+            np.testing.assert_allclose(answer.logprobs[start:end], expected[start:end], atol=2e-3)
+    assert changed
 
 
 def test_stop_strings_are_found_across_tokens_and_kept_with_what_overshoots():
