@@ -1,13 +1,14 @@
-"""The advantages that training gave a trajectory's steps, computed anew from the run's config and the stored group."""
+"""The advantages that training gave a trajectory, computed anew from the run's config and the stored rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from stepgym.config import validate_kwargs
 from stepgym.credit import CREDITS
-from stepgym.credit.group import assign, has_signal
+from stepgym.credit.group import assign_all, has_signal
+from stepgym.credit.level import Level, level
 from stepgym.credit.treatment import treat
 from stepgym.errors import UserError
 from stepgym.inspect.recorded_run import RecordedRun
@@ -27,13 +28,19 @@ class StepAdvantages(NamedTuple):
     note: str
 
 
-def step_advantages(run: RecordedRun, trajectory: Trajectory, group: Sequence[Trajectory]) -> StepAdvantages:
+def step_advantages(
+    run: RecordedRun,
+    trajectory: Trajectory,
+    group: Sequence[Trajectory],
+    batch: Callable[[], Iterable[Trajectory]],
+) -> StepAdvantages:
     """What training made of a trajectory.
 
     Args:
         run: The run, whose config names the credit and the outcome policy.
         trajectory: One of its trajectories.
         group: Every stored trajectory of its group, itself included, with steps.
+        batch: Reads every stored trajectory of its phase and iteration; called where the credit looks at a whole batch.
     """
     if not run.config or "play" in run.config:
         return StepAdvantages(None, "unknown: not the run of a training")
@@ -45,19 +52,42 @@ def step_advantages(run: RecordedRun, trajectory: Trajectory, group: Sequence[Tr
         kind, options = _credit(run.section("algorithm").get("credit", DEFAULT_CREDIT))
         function = CREDITS.get(kind)
         options = validate_kwargs(function, options, "algorithm.credit")
-        groups, _ = treat(group, OutcomePolicy.from_config(run.section("outcomes")))
-        members = groups[0].members if groups else ()
-        place = next((i for i, member in enumerate(members) if member.trajectory.id == trajectory.id), None)
-        if place is None:
+        members, _ = treat(group, OutcomePolicy.from_config(run.section("outcomes")))
+        if not any(member.trajectory.id == trajectory.id for found in members for member in found.members):
             return StepAdvantages(None, f"none: {trajectory.outcome} is masked or dropped, as if never drawn")
-        rewards = groups[0].rewards
-        advantages = assign(function, rewards, options)
+        unknown = _not_known_afterwards(run, level(function), kind)
+        if unknown:
+            return StepAdvantages(None, f"unknown: {unknown}")
+        whole = level(function) == "batch"
+        groups = treat(batch(), OutcomePolicy.from_config(run.section("outcomes")))[0] if whole else members
+        rewards = [found.rewards for found in groups]
+        advantages = assign_all(function, rewards, options)
     except (UserError, ValueError) as error:
         return StepAdvantages(None, f"unknown: {' '.join(str(error).split())}")
-    note = f"{kind}, {len(members)} of the group count"
-    if not has_signal(rewards, advantages) and run.section("algorithm").get("zero_variance", "drop") == "drop":
+    own = next(i for i, found in enumerate(groups) if found.key == trajectory.id.group)
+    place = next(i for i, member in enumerate(groups[own].members) if member.trajectory.id == trajectory.id)
+    note = f"{kind}, {len(groups[own].members)} of the group count"
+    if whole:
+        note += f", {len(groups)} groups in the batch"
+    kept = run.section("algorithm").get("zero_variance", "drop") != "drop"
+    if not kept and not has_signal(rewards[own], advantages[own], function, options):
         return StepAdvantages(None, f"none: the group has no signal and was dropped ({note})")
-    return StepAdvantages(tuple(advantages[place].tolist()), note)
+    return StepAdvantages(tuple(advantages[own][place].tolist()), note)
+
+
+def _not_known_afterwards(run: RecordedRun, looks_at: Level, kind: str) -> str:
+    """Why rewards on disk do not say what the advantages were; empty where they do."""
+    if looks_at == "token":
+        return f"{kind} gives each token an advantage of its own, from a critic's values that were not kept"
+    kl = run.section("algorithm").get("kl")
+    if isinstance(kl, Mapping) and kl.get("term") == "reward" and kl.get("kind", "none") != "none":
+        return "the KL to the reference was taken off the rewards, and it was not kept"
+    if looks_at == "batch":
+        overlap, refill = run.config.get("overlap"), run.section("refill")
+        mode = overlap.get("kind", "none") if isinstance(overlap, Mapping) else overlap or "none"
+        if mode != "none" or refill.get("rounds"):
+            return f"{kind} looks at a whole batch, and which of the stored groups made one up was not kept"
+    return ""
 
 
 def _credit(given: object) -> tuple[str, dict[str, object]]:

@@ -81,9 +81,11 @@ def show(path: str | os.PathLike[str], name: str | None = None, *, pick: Pick | 
     with run.store() as store:
         key = find_trajectory(store, name, pick)
         group = list(store.read(phase=key.phase, iteration=key.iteration, task_id=key.task_id))
-    group.sort(key=lambda trajectory: trajectory.id)
-    trajectory = next(member for member in group if member.id == key)
-    found = step_advantages(run, trajectory, group)
+        group.sort(key=lambda trajectory: trajectory.id)
+        trajectory = next(member for member in group if member.id == key)
+        found = step_advantages(
+            run, trajectory, group, lambda: store.read(final_only=True, phase=key.phase, iteration=key.iteration)
+        )
     siblings = tuple(Sibling(t.id.sample, t.id.attempt, t.final, str(t.outcome), t.reward) for t in group)
     return Shown(trajectory, siblings, found.values, found.note)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,36 @@ def test_the_advantage_is_what_training_gave(run: Path) -> None:
 def test_the_credit_and_its_options_are_the_configs(tmp_path: Path, config: str, expected: list[float]) -> None:
     run = run_of(tmp_path, [made("t", i, reward) for i, reward in enumerate(REWARDS)], config)
     assert show(run, "train/0/t/0").advantages == pytest.approx(expected)
+
+
+def test_a_credit_over_the_batch_sees_every_group_of_the_iteration(tmp_path: Path) -> None:
+    # The iteration's rewards: 1, 0, 0, 1 and 4: mean 1.2, squares 0.04 + 1.44 + 1.44 + 0.04 + 7.84, over 4: 2.7.
+    made_of = [made("t", i, reward) for i, reward in enumerate(REWARDS)] + [made("other", 0, 4.0)]
+    later = [replace(made("t", i, 9.0), id=TrajectoryId("train", 1, "t", i)) for i in range(2)]
+    failed = [made("other", 1, None), made("t", 9, 8.0, phase="validation")]
+    config = "algorithm: {credit: reinforce_plus_plus}\nrefill: {rounds: 0}\noverlap: {kind: none}\n"
+    run = run_of(tmp_path, [*made_of, *later, *failed], config)
+    shown = show(run, "train/0/t/0")
+    assert shown.advantages == pytest.approx([-0.2 / (2.7**0.5 + 1e-6)] * 2)
+    assert shown.advantage_note == "reinforce_plus_plus, 4 of the group count, 2 groups in the batch"
+    alone = show(run, "train/0/other/0")  # a group of one has signal where nothing is compared within it
+    assert alone.advantages == pytest.approx([2.8 / (2.7**0.5 + 1e-6)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        ("algorithm: {credit: reinforce}\noverlap: {kind: async}\n", "reinforce looks at a whole batch, and which of"),
+        ("algorithm: {credit: reinforce}\noverlap: one_step_off\n", "reinforce looks at a whole batch, and which of"),
+        ("algorithm: {credit: reinforce}\nrefill: {rounds: 2}\n", "reinforce looks at a whole batch, and which of"),
+        ("algorithm: {credit: gae, critic: {}}\n", "gae gives each token an advantage of its own, from a critic"),
+        ("algorithm: {kl: {kind: k1, term: reward}}\n", "the KL to the reference was taken off the rewards"),
+    ],
+)
+def test_advantages_that_cannot_be_known_afterwards(tmp_path: Path, config: str, note: str) -> None:
+    shown = show(run_of(tmp_path, [made("t", i, reward) for i, reward in enumerate(REWARDS)], config), "train/0/t/0")
+    assert shown.advantages is None
+    assert shown.advantage_note.startswith(f"unknown: {note}")
 
 
 def test_the_outcome_policy_is_the_configs(tmp_path: Path) -> None:
