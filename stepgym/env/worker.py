@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -87,6 +88,54 @@ def _awaitable(error: BaseException) -> BaseException:
 threads = DaemonThreads()
 
 
+class Background(Generic[T]):
+    """A coroutine at work on the loop in the background. Made by `start_background`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        loop.call_soon_threadsafe(self._begin, coroutine)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._future.done()
+
+    def result(self) -> T:
+        """Wait for its end. Returns what it returned, or raises what it raised.
+
+        It is this thread that Ctrl-C interrupts. The coroutine, on the other one, is cancelled then and given a moment
+        to write what it has and give back what it holds.
+        """
+        try:
+            return self._future.result()
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel it and wait until it has ended, `INTERRUPT_SECONDS` at most. Its error, if any, is not raised."""
+        self._loop.call_soon_threadsafe(self._cancel)
+        concurrent.futures.wait([self._future], INTERRUPT_SECONDS)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._settle)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._future.set_exception(concurrent.futures.CancelledError())
+        elif (error := task.exception()) is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(task.result())
+
+
 class _LoopThread:
     """One event loop on a daemon thread, for callers without a loop (or inside one that they cannot await on)."""
 
@@ -99,33 +148,20 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if threading.current_thread() is self._thread:
-            # A coroutine on this very loop called something synchronous that needs a loop (an environment that plays
-            # another one). Waiting here for this loop would wait for ever, so the inner call gets a loop of its own.
-            return _LoopThread().run_once(coroutine)
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Background[T]:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="stepgym-loop", daemon=True)
                 self._thread.start()
-        ended = threading.Event()
+            return Background(coroutine, self._loop)
 
-        async def told() -> T:
-            try:
-                return await coroutine
-            finally:
-                ended.set()
-
-        future = asyncio.run_coroutine_threadsafe(told(), self._loop)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            # It is this thread that was interrupted. The coroutine, on the other one, is cancelled and given a moment
-            # to write what it has and give back what it holds.
-            if future.cancel():
-                ended.wait(INTERRUPT_SECONDS)
-            raise
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            # A coroutine on this very loop called something synchronous that needs a loop (an environment that plays
+            # another one). Waiting here for this loop would wait for ever, so the inner call gets a loop of its own.
+            return _LoopThread().run_once(coroutine)
+        return self.start(coroutine).result()
 
     def run_once(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on a loop that ends with the coroutine."""
@@ -148,6 +184,11 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end from synchronous code, also where a loop is already running in this thread."""
     return _loop_thread.run(coroutine)
+
+
+def start_background(coroutine: Coroutine[Any, Any, T]) -> Background[T]:
+    """Let a coroutine run on the loop that `run_blocking` uses, while this thread does something else."""
+    return _loop_thread.start(coroutine)
 
 
 async def call_hook(hook: Callable[..., Any], *args: Any) -> Any:

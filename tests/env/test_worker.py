@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import multiprocessing
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepgym.env.worker import DaemonThreads, call_hook, run_blocking, threads
+from stepgym.env.worker import DaemonThreads, call_hook, run_blocking, start_background, threads
 
 
 def test_calls_run_in_threads_that_are_used_again() -> None:
@@ -99,6 +100,39 @@ def _in_child(queue: Any) -> None:
         return await threads.run(lambda: 7)
 
     queue.put(run_blocking(work()))
+
+
+def test_work_in_the_background_goes_on_beside_this_thread_and_can_be_ended() -> None:
+    cleaned = threading.Event()
+
+    async def work(seconds: float, answer: int) -> int:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            cleaned.set()
+        return answer
+
+    async def fails() -> None:
+        raise KeyError("x")
+
+    slow, quick, failing = start_background(work(60, 1)), start_background(work(0, 2)), start_background(fails())
+    assert quick.result() == 2
+    assert quick.done
+    with pytest.raises(KeyError):
+        failing.result()
+    cleaned.clear()
+    assert not slow.done
+    slow.cancel()
+    assert slow.done
+    assert cleaned.is_set()
+    with pytest.raises(concurrent.futures.CancelledError):
+        slow.result()
+    never_begun = start_background(work(60, 3))
+    started = time.monotonic()
+    never_begun.cancel()
+    never_begun.cancel()
+    assert time.monotonic() - started < 10
+    assert run_blocking(work(0, 4)) == 4
 
 
 def test_a_forked_process_has_threads_and_a_loop_of_its_own() -> None:
