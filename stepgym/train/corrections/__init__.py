@@ -1,8 +1,8 @@
 """Weights for the gap between sampler and trainer, found by name in `CORRECTIONS`.
 
-A correction is a function of a `Tokens` and keyword-only options that returns a `TokenWeights`. It is taken from pi_old
-and mu alone, before the update, without gradient. `@CORRECTIONS.register("mine")` adds one; `module:function` works
-without registering. Looking at the registry imports nothing.
+A correction is a function of a `Tokens` and keyword-only options that returns a `TokenWeights`. It is taken from
+pi_old, mu and the advantages, before the update, without gradient. `@CORRECTIONS.register("mine")` adds one;
+`module:function` works without registering. Looking at the registry imports nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from stepgym.train.losses.tokens import CorrectionFunction
 
 CORRECTIONS: Registry[CorrectionFunction] = Registry(
-    "correction", {"truncated": "stepgym.train.corrections.truncated:truncated"}, group="stepgym.corrections"
+    "correction",
+    {
+        name: f"stepgym.train.corrections.{name}:{name}"
+        for name in ("truncated", "sequence_truncated", "masked", "geometric_mask")
+    },
+    group="stepgym.corrections",
 )
 
 __all__ = ["CORRECTIONS"]

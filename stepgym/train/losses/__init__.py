@@ -13,9 +13,14 @@ from stepgym.plugins import Registry
 if TYPE_CHECKING:
     from stepgym.train.losses.tokens import KLFunction, LossFunction
 
-LOSSES: Registry[LossFunction] = Registry("loss", {"ppo": "stepgym.train.losses.ppo:ppo"}, group="stepgym.losses")
-KLS: Registry[KLFunction] = Registry(
-    "KL estimator", {name: f"stepgym.train.losses.kl:{name}" for name in ("k1", "k2", "k3")}
+_ROOM = "stepgym.train.losses"
+
+LOSSES: Registry[LossFunction] = Registry(
+    "loss",
+    {name: f"{_ROOM}.{name}:{name}" for name in ("ppo", "gspo", "cispo", "sapo", "reinforce")}
+    | {"cross_entropy": f"{_ROOM}.cross_entropy:filtered_cross_entropy"},
+    group="stepgym.losses",
 )
+KLS: Registry[KLFunction] = Registry("KL estimator", {name: f"{_ROOM}.kl:{name}" for name in ("k1", "k2", "k3")})
 
 __all__ = ["KLS", "LOSSES"]

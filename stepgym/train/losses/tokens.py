@@ -38,6 +38,12 @@ class Tokens:
     group: torch.Tensor
     sampler_logprob: torch.Tensor
 
+    @classmethod
+    def none(cls) -> Tokens:
+        """No tokens: what a function is tried with."""
+        numbers, units = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        return cls(numbers, numbers, numbers, units, units, units, numbers)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
@@ -58,8 +64,8 @@ class TokenWeights:
 
     Attributes:
         values: Tensor [M] without gradient, finite, not negative; 0 where `keep` is False.
-        keep: bool tensor [M], or None where all are kept. A token that is not kept is as if it had never been sampled:
-            it leaves the numerator and the denominator of the reduction.
+        keep: bool tensor [M], or None where all are kept. A token that is not kept leaves the numerator and the
+            denominator of the reduction. Sequence ratios are still taken over all tokens of their unit.
         metrics: As those of a `TokenLoss`.
     """
 
