@@ -23,3 +23,7 @@ class Observer:
 
     def iteration(self, number: int, metrics: Mapping[str, Any]) -> None:
         """An iteration has ended, with all of its metrics."""
+
+    def alarm(self, name: str, text: str) -> None:
+        """Something that precedes a collapse has moved; a note unless overridden."""
+        self.note(f"alarm: {text}")
