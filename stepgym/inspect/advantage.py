@@ -80,7 +80,7 @@ def _not_known_afterwards(run: RecordedRun, looks_at: Level, kind: str) -> str:
     if looks_at == "token":
         return f"{kind} gives each token an advantage of its own, from a critic's values that were not kept"
     kl = run.section("algorithm").get("kl")
-    if isinstance(kl, Mapping) and kl.get("term") == "reward" and kl.get("kind", "none") != "none":
+    if isinstance(kl, Mapping) and kl.get("applies_to") == "reward" and kl.get("kind", "none") != "none":
         return "the KL to the reference was taken off the rewards, and it was not kept"
     if looks_at == "batch":
         overlap, refill = run.config.get("overlap"), run.section("refill")

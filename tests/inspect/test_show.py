@@ -148,7 +148,7 @@ def test_a_credit_over_the_batch_sees_every_group_of_the_iteration(tmp_path: Pat
         ("algorithm: {credit: reinforce}\noverlap: one_step_off\n", "reinforce looks at a whole batch, and which of"),
         ("algorithm: {credit: reinforce}\nrefill: {rounds: 2}\n", "reinforce looks at a whole batch, and which of"),
         ("algorithm: {credit: gae, critic: {}}\n", "gae gives each token an advantage of its own, from a critic"),
-        ("algorithm: {kl: {kind: k1, term: reward}}\n", "the KL to the reference was taken off the rewards"),
+        ("algorithm: {kl: {kind: k1, applies_to: reward}}\n", "the KL to the reference was taken off the rewards"),
     ],
 )
 def test_advantages_that_cannot_be_known_afterwards(tmp_path: Path, config: str, note: str) -> None:

@@ -18,16 +18,17 @@ from stepgym.train.learner import Learner
 from stepgym.train.losses.reduction import token_weights
 
 
-@pytest.mark.parametrize("rows", ["merged", "steps"])
-def test_thirty_turns_weigh_as_much_as_two(make: SimpleNamespace, rows: str) -> None:
+@pytest.mark.parametrize("credit", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("layout", ["tree", "merged", "steps"])
+def test_thirty_turns_weigh_as_much_as_two(make: SimpleNamespace, layout: str, credit: str) -> None:
     made = make.group(1, [1.0, 0.0, 1.0, 0.0], turns=(30, 2, 2, 30))
-    learner = Learner(make.policy(), LearnerConfig(rows=rows, reduction="trajectory"))
-    (mini,), metrics = learner.prepare(treat(made, OutcomePolicy())[0])
+    learner = Learner(make.policy(layout=layout), LearnerConfig(credit=credit, reduction="trajectory"))
+    (mini,), _ = learner.prepare(treat(made, OutcomePolicy())[0])
     weight = np.bincount(mini.trajectory, mini.weight)
     assert weight == pytest.approx([0.25] * 4)
     pull = np.bincount(mini.trajectory, mini.weight * mini.advantage)
     assert pull == pytest.approx(np.array([1, -1, 1, -1]) * abs(pull[0]))
-    assert metrics["steps"] == 64
+    assert mini.batch.steps == 64
 
 
 @given(st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=30), min_size=1, max_size=8))
