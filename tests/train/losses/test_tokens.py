@@ -102,3 +102,11 @@ def test_user_code_adds_a_loss_with_a_decorator() -> None:
 def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, object]) -> None:
     with pytest.raises(UserError, match="loss"):
         validate_kwargs(LOSSES.get(name), options, "loss")
+
+
+def test_every_function_answers_for_no_tokens() -> None:
+    none = Tokens.none()
+    for name in LOSSES:
+        assert LOSSES.get(name)(none).values.shape == (0,)
+    masks = {name for name in CORRECTIONS if CORRECTIONS.get(name)(none).keep is not None}
+    assert masks == {"masked", "geometric_mask"}
