@@ -11,11 +11,14 @@ from stepgym.config import validate_kwargs
 from stepgym.credit import CREDITS
 from stepgym.errors import UserError
 from stepgym.plugins import Registry, unknown
-from stepgym.train.batch import RowKind
 from stepgym.train.corrections import CORRECTIONS
 from stepgym.train.losses import KLS, LOSSES
 from stepgym.train.losses.reduction import Reduction
+from stepgym.train.losses.tokens import Tokens, unit_of
 from stepgym.train.optimizer import OptimizerConfig
+
+WHOLE_UNITS = ("token", "step")
+"""Units that no cut into micro-batches parts."""
 
 
 class Choice(BaseModel):
@@ -65,22 +68,28 @@ class Choice(BaseModel):
 
 
 class KLConfig(BaseModel):
-    """A KL term in the loss, to a frozen reference: the weights that training began with.
+    """A KL term, to a frozen reference: the weights that training began with, under LoRA the model without its adapter.
 
     Attributes:
         kind: `none`, or an estimator: `k1`, `k2`, `k3` (see `stepgym.train.losses.kl`).
-        coef: Its weight in the loss.
+        coef: Its weight.
+        applies_to: `loss`: the estimate at each token is added to its loss, with gradient. `reward`: its sum over a
+            step's tokens, under the weights before the batch's first update, is taken from the step's reward before
+            credit is assigned.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["none", "k1", "k2", "k3"] = "none"
     coef: float = Field(default=0.001, ge=0)
+    applies_to: Literal["loss", "reward"] = "loss"
 
     @model_validator(mode="after")
     def _used(self) -> KLConfig:
-        if self.kind == "none" and self.coef != type(self).model_fields["coef"].default:
-            raise ValueError(f"'coef' has no effect with kind 'none'; kinds: {', '.join(KLS)}")
+        if self.kind == "none":
+            for name in ("coef", "applies_to"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name!r} has no effect with kind 'none'; kinds: {', '.join(KLS)}")
         return self
 
 
@@ -90,7 +99,7 @@ class LearnerConfig(BaseModel):
     Attributes:
         credit: Rewards to advantages; names in `stepgym.credit.CREDITS`.
         loss: Loss per token; names in `stepgym.train.losses.LOSSES`.
-        kl: A KL term in the loss.
+        kl: A KL term in the loss or in the reward.
         correction: Weights for the gap between sampler and trainer; names in `CORRECTIONS`, or `none`. With `none`
             the sampler's logprobs are not used, so what they mean is not checked either.
         reduction: What the loss is a mean over: `token`, `step`, `trajectory` or `group`. Over a whole update.
@@ -99,7 +108,6 @@ class LearnerConfig(BaseModel):
         epochs: Passes over each batch.
         zero_variance: `drop` groups whose rewards are equal, which have no signal, or `keep` them (for the sake of a
             KL term).
-        rows: `merged` joins steps that extend one another; `steps` computes each step alone. The result is the same.
         optimizer: AdamW, clipping, schedule.
         total_updates: Number of updates that the schedule is laid out for; needed where the learning rate decays.
         entropy: Whether to measure the policy's entropy.
@@ -116,7 +124,6 @@ class LearnerConfig(BaseModel):
     mini_batches: int = Field(default=1, ge=1)
     epochs: int = Field(default=1, ge=1)
     zero_variance: Literal["drop", "keep"] = "drop"
-    rows: RowKind = "merged"
     optimizer: OptimizerConfig = OptimizerConfig()
     total_updates: int | None = Field(default=None, gt=0)
     entropy: bool = True
@@ -143,9 +150,31 @@ class LearnerConfig(BaseModel):
         return {"kind": value} if isinstance(value, str) else value
 
     @property
+    def scored_before_credit(self) -> bool:
+        """Whether credit needs log-probabilities: the KL is a part of the reward."""
+        return self.kl.applies_to == "reward"
+
+    @property
     def old_logprobs_needed(self) -> bool:
-        """Whether the weights move within a batch, so that pi_old has to be computed before the first update."""
-        return self.mini_batches > 1 or self.epochs > 1
+        """Whether pi_old has to be computed before the first update, and is not just the current log-probability.
+
+        Because the weights move within a batch; because of the reward; or because a loss or a correction looks beyond
+        a step, or changes denominators, and so needs the tokens of the whole update.
+        """
+        return (
+            self.mini_batches > 1
+            or self.epochs > 1
+            or self.scored_before_credit
+            or unit_of(self.function("loss"), self.loss.options) not in WHOLE_UNITS
+            or self._correction_looks_far
+        )
+
+    @property
+    def _correction_looks_far(self) -> bool:
+        if self.correction.kind == "none":
+            return False
+        function, options = self.function("correction"), self.correction.options
+        return unit_of(function, options) not in WHOLE_UNITS or function(Tokens.none(), **options).keep is not None
 
     def function(self, field: Literal["credit", "loss", "correction"]) -> Callable[..., Any]:
         """The function that a field names."""

@@ -5,85 +5,30 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from stepgym.credit.group import assign, has_signal
-from stepgym.credit.treatment import Group, OutcomeCounts, treat
+from stepgym.credit.group import assign_all, has_signal
+from stepgym.credit.kl_in_reward import lower_rewards
+from stepgym.credit.treatment import Group, treat
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
-from stepgym.train.batch import Batch, MicroBatch, make_batch
-from stepgym.train.config import LearnerConfig
+from stepgym.train.config import WHOLE_UNITS, LearnerConfig
 from stepgym.train.eligibility import require_trainable
 from stepgym.train.losses import KLS
 from stepgym.train.losses.reduction import token_weights
-from stepgym.train.losses.tokens import Tokens
+from stepgym.train.losses.tokens import unit_of
 from stepgym.train.metrics import TokenMetrics
+from stepgym.train.mini_batch import MiniBatch, Signal
 from stepgym.train.optimizer import Optimizer
 from stepgym.train.policy import Policy
+from stepgym.train.update_report import UpdateReport, batch_metrics, outcome_metrics
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateReport:
-    """What one batch of trajectories came to.
-
-    Attributes:
-        metrics: Numbers by name (see `Learner.update`).
-        outcomes: How many samples were kept, masked and dropped, by outcome.
-        updates: Updates made from this batch.
-    """
-
-    metrics: Mapping[str, float]
-    outcomes: OutcomeCounts
-    updates: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return {"updates": self.updates, "metrics": dict(self.metrics), "outcomes": self.outcomes.to_dict()}
-
-
-@dataclass(slots=True, eq=False)
-class MiniBatch:
-    """Whole groups that make one update, ready to be computed.
-
-    Attributes:
-        batch: Trained tokens and rows of the groups that are trained on.
-        micro_batches: The rows, cut and padded.
-        advantage: Tensor [M], per trained token.
-        weight: Tensor [M] that sums to 1 (see `token_weights`).
-        sampler_logprob: Tensor [M]; NaN where absent or not comparable.
-        step, trajectory, group: int64 tensors [M].
-        old_logprob: Tensor [M], or None where the current log-probability is the old one.
-        reference_logprob: Tensor [M], or None without a KL term.
-    """
-
-    batch: Batch
-    micro_batches: list[MicroBatch]
-    advantage: torch.Tensor
-    weight: torch.Tensor
-    sampler_logprob: torch.Tensor
-    step: torch.Tensor
-    trajectory: torch.Tensor
-    group: torch.Tensor
-    old_logprob: torch.Tensor | None = None
-    reference_logprob: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Signal:
-    """A group with its advantages."""
-
-    group: Group
-    advantages: list[NDArray[np.float64]] = field(default_factory=list)
-    trained: bool = True
 
 
 class Learner:
@@ -91,7 +36,8 @@ class Learner:
 
     A batch goes through treatment (which outcomes count, with which reward), credit (rewards to one advantage per
     step), mini-batches of whole groups, and for each mini-batch one update: forward and backward by micro-batches,
-    clipping, AdamW.
+    clipping, AdamW. Where there are several processes, all of them are given the same batch and do the same, except
+    that each computes its share of the micro-batches.
 
     Args:
         policy: The model that is trained, in place.
@@ -114,6 +60,8 @@ class Learner:
         self._loss = config.function("loss")
         self._correction = None if config.correction.kind == "none" else config.function("correction")
         self._kl = None if config.kl.kind == "none" else KLS.get(config.kl.kind)
+        self._coupled = unit_of(self._loss, config.loss.options) not in WHOLE_UNITS
+        self._moved = False  # whether the weights are no longer those of pi_old
 
     @property
     def updates(self) -> int:
@@ -124,19 +72,7 @@ class Learner:
         """Learn from one batch of trajectories.
 
         Makes `mini_batches * epochs` updates, fewer where there are fewer groups or a mini-batch has no group with
-        signal. Metrics, over the groups trained on unless said otherwise (means are over trained tokens; what there is
-        nothing to take a mean over is left out):
-
-        - `reward_mean`, `reward_std`, `success`: over all members, after treatment;
-        - `groups`, `members`, `masked`, `dropped`, `zero_variance_groups`, `masked/OUTCOME`, `dropped/OUTCOME`;
-        - `loss`, `kl`, `ratio`, `clip_fraction_low`, `clip_fraction_high`, `importance_weight`, `entropy`, ...: means;
-          `ratio_max`, `advantage_abs_mean`;
-        - `logprob_gap_mean`, `logprob_gap_max`: |sampler - trainer| before the first update, where comparable;
-        - `grad_norm` (before clipping, mean over updates), `learning_rate` (of the last update);
-        - `tokens_trained`, `tokens_forward` (with padding), `tokens_rows` (without), `tokens_steps` (one step at a
-          time), `steps`, `rows`, `merge_ratio` (steps per row), `mismatch/REASON`;
-        - `update` (number of updates so far), `updates`, `skipped_updates` (no signal, or a gradient that was not
-          finite), `seconds`.
+        signal. docs/metrics.md says what the metrics mean.
 
         Args:
             trajectories: One batch; the order does not matter. Attempts that are not final are ignored.
@@ -147,19 +83,21 @@ class Learner:
         """
         started = time.perf_counter()
         groups, counts = treat(trajectories, outcomes or OutcomePolicy())
-        mini_batches, metrics = self.prepare(groups)
+        self._moved = False
         with self.policy.training():
-            self._before_first_update(mini_batches)
-            tokens, norms, made = TokenMetrics(), [], 0
+            mini_batches, signals = self.prepare(groups)
+            metrics = batch_metrics(signals, mini_batches, self.policy.processes)
+            tokens, norms, made, skipped = TokenMetrics(), [], 0, 0
             rate = self.optimizer.learning_rate
-            skipped = sum(not mini.micro_batches for mini in mini_batches) * self.config.epochs
             for _ in range(self.config.epochs):
                 for mini in mini_batches:
                     if not mini.micro_batches:
+                        skipped += 1
                         continue
                     tokens.merge(self.backward(mini))
                     rate = self.optimizer.learning_rate
                     norm = self.optimizer.step()
+                    self._moved = True
                     if math.isfinite(norm):
                         norms.append(norm)
                         made += 1
@@ -167,7 +105,7 @@ class Learner:
                         skipped += 1
                         logger.warning("update %d skipped: the gradient's norm is %s", self.updates, norm)
         self.batches += 1
-        metrics |= tokens.means()
+        metrics |= tokens.means(self.policy.processes)
         metrics |= {
             "grad_norm": float(np.mean(norms)) if norms else 0.0,
             "learning_rate": rate,
@@ -176,57 +114,56 @@ class Learner:
             "skipped_updates": skipped,
             "seconds": time.perf_counter() - started,
         }
-        metrics |= _outcome_metrics(counts)
+        metrics |= outcome_metrics(counts)
         return UpdateReport(metrics, counts, made)
 
-    def prepare(self, groups: Sequence[Group]) -> tuple[list[MiniBatch], dict[str, float]]:
-        """Credit and mini-batches: all that comes before the first forward pass.
+    def prepare(self, groups: Sequence[Group]) -> tuple[list[MiniBatch], list[Signal]]:
+        """All that comes before the first update: credit, mini-batches, pi_old, reference, corrections.
 
         Returns:
             The mini-batches, in the order of their updates; one whose groups have no signal has no micro-batches. And
-            the metrics that are known by now.
+            all groups with their advantages.
 
         Raises:
             UserError: A record cannot be trained on.
         """
         members = [member.trajectory for group in groups for member in group.members]
         require_trainable(members, correction=self._correction is not None)
-        signals = [self._signal(group) for group in groups]
-        mini_batches = [self._mini_batch(part) for part in self._split(signals)]
-        return mini_batches, _batch_metrics(signals, mini_batches)
+        signals = [Signal(group, group.rewards) for group in groups]
+        parts = self._split(signals)
+        if self.config.scored_before_credit:
+            mini_batches = [self._scored(MiniBatch.of(self.policy, part)) for part in parts]
+            self._lower_rewards(mini_batches)
+            self._assign(signals)
+            mini_batches = [mini.only(self.policy, [s.trained for s in mini.signals]) for mini in mini_batches]
+        else:
+            self._assign(signals)
+            mini_batches = [MiniBatch.of(self.policy, [s for s in part if s.trained]) for part in parts]
+            mini_batches = [self._scored(mini) for mini in mini_batches]
+        for mini in mini_batches:
+            mini.set_advantages(self.policy.device)
+            self._weigh(mini)
+        return mini_batches, signals
 
     def backward(self, mini: MiniBatch) -> TokenMetrics:
         """Add the gradient of a mini-batch's loss to the parameters' gradients. Returns metrics of its tokens."""
         metrics = TokenMetrics()
+        # Sharding averages gradients over the ranks, and the loss is a sum over what all of them hold.
+        ranks = self.policy.processes.size
+        slopes = self._slopes(mini, metrics) if self._coupled else None
         for micro_batch in mini.micro_batches:
             scores = self.policy.score(micro_batch, entropy=self.config.entropy)
             chosen = micro_batch.token.to(self.policy.device)
-            current = scores.logprob.detach()
-            old = current if mini.old_logprob is None else mini.old_logprob[chosen]
-            tokens = Tokens(
-                logprob=scores.logprob,
-                old_logprob=old,
-                advantage=mini.advantage[chosen].to(current.dtype),
-                step=mini.step[chosen],
-                trajectory=mini.trajectory[chosen],
-                group=mini.group[chosen],
-                sampler_logprob=mini.sampler_logprob[chosen].to(current.dtype),
-            )
-            loss = self._loss(tokens, **self.config.loss.options)
-            values = loss.values
-            metrics.add(loss.metrics)
-            if self._correction is not None:
-                correction = self._correction(tokens, **self.config.correction.options)
-                values = values * correction.values.detach()
-                metrics.add(correction.metrics)
-            if self._kl is not None and mini.reference_logprob is not None:
-                kl = self._kl(scores.logprob, mini.reference_logprob[chosen])
-                values = values + self.config.kl.coef * kl
-                metrics.add({"kl": kl.detach()})
-            total = (values * mini.weight[chosen].to(current.dtype)).sum()
-            total.backward()
-            metrics.add_loss(total.detach())
-            metrics.add_gap(old, tokens.sampler_logprob)
+            if slopes is None:
+                values, measured = self._objective(mini, scores.logprob, chosen)
+                loss = values.sum()
+                metrics.add_loss(loss.detach())
+                metrics.add(measured)
+                old = scores.logprob.detach() if mini.old_logprob is None else mini.old_logprob[chosen]
+                metrics.add_gap(old, mini.sampler_logprob[chosen])
+            else:
+                loss = (slopes[chosen] * scores.logprob).sum()
+            (loss * ranks).backward()  # type: ignore[no-untyped-call]
             if scores.entropy is not None:
                 metrics.add({"entropy": scores.entropy})
             metrics.count(len(chosen))
@@ -242,93 +179,107 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches = state["batches"]
 
-    # ---- within -------------------------------------------------------------------------------------------------
+    # ---- before the first update ------------------------------------------------------------------------------------
 
-    def _signal(self, group: Group) -> _Signal:
-        rewards = group.rewards
-        advantages = assign(self._credit, rewards, self.config.credit.options)
-        trained = self.config.zero_variance == "keep" or has_signal(rewards, advantages)
-        return _Signal(group, advantages, trained)
-
-    def _split(self, signals: Sequence[_Signal]) -> list[list[_Signal]]:
+    def _split(self, signals: Sequence[Signal]) -> list[list[Signal]]:
         """Whole groups per mini-batch. Which ones share one is drawn anew for each batch, from the seed."""
         count = min(self.config.mini_batches, len(signals))
         if count <= 1:
             return [list(signals)] if signals else []
-        order = np.random.default_rng(derive_seed(self.config.seed, "mini_batches", self.batches)).permutation(
-            len(signals)
-        )
+        seed = derive_seed(self.config.seed, "mini_batches", self.batches)
+        order = np.random.default_rng(seed).permutation(len(signals))
         return [[signals[index] for index in sorted(part)] for part in np.array_split(order, count)]
 
-    def _mini_batch(self, signals: Sequence[_Signal]) -> MiniBatch:
-        trained = [signal for signal in signals if signal.trained]
-        batch = make_batch(
-            [[member.trajectory for member in signal.group.members] for signal in trained], rows=self.config.rows
-        )
-        tokens = batch.tokens
-        per_step = np.concatenate([np.zeros(0), *(steps for signal in trained for steps in signal.advantages)])
-        weight = token_weights(
-            self.config.reduction, step=tokens.step, trajectory=tokens.trajectory, group=tokens.group
-        )
-        return MiniBatch(
-            batch=batch,
-            micro_batches=self.policy.micro_batches(batch),
-            advantage=self._tensor(per_step[tokens.step]),
-            weight=self._tensor(weight),
-            sampler_logprob=self._tensor(tokens.sampler_logprob),
-            step=self._tensor(tokens.step),
-            trajectory=self._tensor(tokens.trajectory),
-            group=self._tensor(tokens.group),
-        )
+    def _scored(self, mini: MiniBatch) -> MiniBatch:
+        """With pi_old and the reference, where they are needed."""
+        if self.config.old_logprobs_needed or self.policy.noisy:
+            mini.old_logprob = self.policy.logprobs(mini.micro_batches, len(mini))
+        if self.reference is not None:
+            mini.reference_logprob = self.reference.logprobs(mini.micro_batches, len(mini))
+        return mini
 
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.policy.device)
-
-    def _before_first_update(self, mini_batches: Sequence[MiniBatch]) -> None:
-        """Compute pi_old and the reference while the weights have not moved yet."""
+    def _lower_rewards(self, mini_batches: Sequence[MiniBatch]) -> None:
+        """Take the KL to the reference from the rewards, where it is a part of them."""
+        if self._kl is None or self.config.kl.applies_to != "reward":
+            return
         for mini in mini_batches:
-            count = len(mini.batch.tokens)
-            if self.config.old_logprobs_needed or self.policy.noisy:
-                mini.old_logprob = self.policy.logprobs(mini.micro_batches, count)
-            if self.reference is not None:
-                mini.reference_logprob = self.reference.logprobs(mini.micro_batches, count)
+            assert mini.old_logprob is not None
+            assert mini.reference_logprob is not None
+            values = mini.per_step(self._kl(mini.old_logprob, mini.reference_logprob))
+            for signal, steps in zip(mini.signals, values, strict=True):
+                signal.rewards = lower_rewards(signal.rewards, steps, self.config.kl.coef)
 
+    def _assign(self, signals: Sequence[Signal]) -> None:
+        """Credit: advantages for all groups of the batch."""
+        options = self.config.credit.options
+        found = assign_all(self._credit, [signal.rewards for signal in signals], options)
+        for signal, advantages in zip(signals, found, strict=True):
+            signal.advantages = advantages
+            signal.informative = has_signal(signal.rewards, advantages, self._credit, options)
+            signal.trained = signal.informative or self.config.zero_variance == "keep"
 
-def _batch_metrics(signals: Sequence[_Signal], mini_batches: Sequence[MiniBatch]) -> dict[str, float]:
-    members = [member for signal in signals for member in signal.group.members]
-    rewards = np.array([member.reward for member in members])
-    successes = [member.trajectory.success for member in members if member.trajectory.success is not None]
-    batches = [mini.batch for mini in mini_batches]
-    steps, rows = sum(batch.steps for batch in batches), sum(len(batch.rows) for batch in batches)
-    advantages = [mini.advantage.abs().sum().item() for mini in mini_batches]
-    trained = sum(len(batch.tokens) for batch in batches)
-    metrics: dict[str, float] = {
-        "groups": len(signals),
-        "members": len(members),
-        "zero_variance_groups": sum(not has_signal(signal.group.rewards, signal.advantages) for signal in signals),
-        "advantage_abs_mean": sum(advantages) / trained if trained else 0.0,
-        "steps": steps,
-        "rows": rows,
-        "merge_ratio": steps / rows if rows else 1.0,
-        "tokens_trained": trained,
-        "tokens_rows": sum(batch.row_tokens for batch in batches),
-        "tokens_steps": sum(batch.step_tokens for batch in batches),
-        "tokens_forward": sum(micro.ids.numel() for mini in mini_batches for micro in mini.micro_batches),
-    }
-    if members:
-        metrics |= {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
-    if successes:
-        metrics["success"] = float(np.mean(successes))
-    for batch in batches:
-        for reason, number in batch.mismatches.items():
-            metrics[f"mismatch/{reason}"] = metrics.get(f"mismatch/{reason}", 0) + number
-    return metrics
+    def _weigh(self, mini: MiniBatch) -> None:
+        """What each token's loss is multiplied with: its weight in the reduction, and the correction if known by now.
 
+        What a correction masks leaves the reduction's denominators too, so it has to be known for the whole update.
+        """
+        units, device = mini.batch.tokens, self.policy.device
+        weight = np.zeros(len(mini))
+        kept = np.ones(len(mini), dtype=bool)
+        factor: torch.Tensor | float = 1.0
+        if self._correction is not None and mini.old_logprob is not None:
+            found = self._correction(mini.tokens(mini.old_logprob, mini.old_logprob), **self.config.correction.options)
+            factor, mini.measured = found.values.detach().double(), dict(found.metrics)
+            if found.keep is not None:
+                kept = found.keep.cpu().numpy()
+        weight[kept] = token_weights(
+            self.config.reduction, step=units.step[kept], trajectory=units.trajectory[kept], group=units.group[kept]
+        )
+        mini.weight = torch.from_numpy(weight).to(device) * factor
+        if not kept.any():
+            mini.micro_batches = []
 
-def _outcome_metrics(counts: OutcomeCounts) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for fate in ("masked", "dropped"):
-        by_outcome = getattr(counts, fate)
-        metrics[fate] = sum(by_outcome.values())
-        metrics |= {f"{fate}/{outcome}": number for outcome, number in by_outcome.items()}
-    return metrics
+    # ---- the loss ---------------------------------------------------------------------------------------------------
+
+    def _objective(
+        self, mini: MiniBatch, logprob: torch.Tensor, chosen: torch.Tensor | slice
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Each chosen token's part of the loss, weighted, [K] with gradient; and metrics [K]."""
+        assert mini.weight is not None
+        current = logprob.detach()
+        old = current if mini.old_logprob is None else mini.old_logprob[chosen]
+        tokens = mini.tokens(logprob, old, chosen)
+        loss = self._loss(tokens, **self.config.loss.options)
+        values: torch.Tensor = loss.values
+        measured = dict(loss.metrics)
+        if self._correction is not None and mini.old_logprob is None:
+            correction = self._correction(tokens, **self.config.correction.options)
+            values = values * correction.values.detach()
+            measured |= correction.metrics
+        measured |= {name: value[chosen] for name, value in mini.measured.items()}
+        if self._kl is not None and mini.reference_logprob is not None:
+            kl = self._kl(logprob, mini.reference_logprob[chosen])
+            measured["kl"] = kl.detach()
+            if self.config.kl.applies_to == "loss":
+                values = values + self.config.kl.coef * kl
+        return values * mini.weight[chosen].to(current.dtype), measured
+
+    def _slopes(self, mini: MiniBatch, metrics: TokenMetrics) -> torch.Tensor:
+        """The derivative of the loss by each token's log-probability, [M], for a loss that couples tokens.
+
+        The first of two passes: log-probabilities of all micro-batches without gradient, the loss over all of them,
+        its derivative. The second pass back-propagates sum(derivative * log-probability), which has the same gradient.
+        """
+        assert mini.old_logprob is not None  # `old_logprobs_needed`
+        current = self.policy.logprobs(mini.micro_batches, len(mini)) if self._moved else mini.old_logprob
+        logprob = current.detach().clone().requires_grad_(True)
+        with torch.enable_grad():
+            values, measured = self._objective(mini, logprob, slice(None))
+            values.sum().backward()  # type: ignore[no-untyped-call]
+        # Every rank has the whole mini-batch here, and measures what it computes itself.
+        own = torch.cat([micro_batch.token for micro_batch in mini.micro_batches]).to(self.policy.device)
+        metrics.add_loss(values.detach()[own].sum())
+        metrics.add({name: value[own] for name, value in measured.items()})
+        metrics.add_gap(mini.old_logprob[own], mini.sampler_logprob[own])
+        assert logprob.grad is not None
+        return logprob.grad

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from stepgym.train.parallel.processes import Processes
+
+from stepgym.train.parallel.processes import Processes
 
 
 class TokenMetrics:
@@ -61,8 +68,13 @@ class TokenMetrics:
             mine = self._gap_tokens
             self._gap_tokens = other._gap_tokens if mine is None else mine + other._gap_tokens
 
-    def means(self) -> dict[str, float]:
-        """The metrics by name: means over tokens, the loss as a mean over updates, maxima as they are."""
+    def means(self, processes: Processes | None = None) -> dict[str, float]:
+        """The metrics by name: means over tokens, the loss as a mean over updates, maxima as they are.
+
+        Over what all ranks have added, where there are several; each must have added the same names.
+        """
+        if processes is not None and processes.size > 1:
+            return self._over(processes).means()
         result: dict[str, float] = {}
         gap_tokens = 0 if self._gap_tokens is None else int(self._gap_tokens)
         for name, total in self._sums.items():
@@ -77,6 +89,23 @@ class TokenMetrics:
             if name != "logprob_gap_max" or gap_tokens:
                 result[name] = float(highest)
         return result
+
+    def _over(self, processes: Processes) -> TokenMetrics:
+        """The sums and maxima over all ranks."""
+        gap = torch.zeros((), device=processes.device) if self._gap_tokens is None else self._gap_tokens.double()
+        tokens = torch.tensor(self._tokens, dtype=torch.float64, device=processes.device)
+        sums = torch.stack([tokens, gap.double(), *(self._sums[name].double() for name in sorted(self._sums))])
+        totals = processes.sum(sums)
+        everything = TokenMetrics()
+        everything._tokens, everything._gap_tokens, everything._updates = int(totals[0]), totals[1], self._updates
+        everything._sums = dict(zip(sorted(self._sums), totals[2:], strict=True))
+        # A rank without a token of its own has no maximum.
+        names = sorted({name for names in processes.gather(list(self._maxima)) for name in names})
+        if names:
+            least = torch.tensor(-math.inf, dtype=torch.float64, device=processes.device)
+            highest = processes.max(torch.stack([self._maxima.get(name, least).double() for name in names]))
+            everything._maxima = dict(zip(names, highest, strict=True))
+        return everything
 
     def _add(self, name: str, total: torch.Tensor) -> None:
         self._sums[name] = self._sums[name] + total if name in self._sums else total

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from stepgym.errors import UserError
-from stepgym.model.logprobs import TokenScores, has_plain_head, scores_from_logits, token_scores
+from stepgym.model.logprobs import TokenScores
 from stepgym.model.progress_bars import quiet_transformers
-from stepgym.train.batch import Batch, MicroBatch, micro_batches
-from stepgym.train.lora import Adapter, LoRAConfig
+from stepgym.train.forward_module import ForwardModule, decoder_layers, find_attention
+from stepgym.train.lora import Adapter
+from stepgym.train.packs.batch import Batch
+from stepgym.train.packs.forest import forests
+from stepgym.train.packs.micro_batch import Layout, MicroBatch, idle_micro_batch
+from stepgym.train.packs.rows import padded_rows
+from stepgym.train.parallel.balance import Cost, assign, budget_for
+from stepgym.train.parallel.processes import Processes
+from stepgym.train.parallel.sharding import FrozenWeights, shard
+from stepgym.train.policy_config import PolicyConfig
+from stepgym.train.weights import load_model_weights, published_tensors, save_model
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-class PolicyConfig(BaseModel):
-    """How the model is held and computed.
-
-    Attributes:
-        device: A torch device such as `cpu` or `cuda:0`; `auto` is `cuda` where there is one.
-        dtype: Type of the weights. Keep float32 and let `autocast` compute in bfloat16: an optimizer step at a small
-            learning rate is lost in bfloat16 weights.
-        autocast: `bfloat16` computes matrix products in bfloat16, `none` in the type of the weights; `auto` is
-            `bfloat16` on CUDA and `none` on the CPU.
-        attention: Attention implementation of `transformers`.
-        gradient_checkpointing: Keep only each layer's input and compute the rest again on the way back: less memory,
-            about a third more time.
-        micro_batch_tokens: Most tokens, padding included, of one forward and backward pass. Changes memory and speed,
-            never the result.
-        lora: Train a low-rank adapter (`stepgym.train.lora.LoRAConfig`) and leave the model's own weights as they are;
-            null trains all weights.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    device: str = "auto"
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    autocast: Literal["auto", "none", "bfloat16"] = "auto"
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    gradient_checkpointing: bool = False
-    micro_batch_tokens: int = Field(default=16384, gt=0)
-    lora: LoRAConfig | None = None
 
 
 class Policy:
@@ -62,26 +41,46 @@ class Policy:
         model: A `transformers` model with a language-modelling head.
         config: How it is held and computed.
         seed: Seeds a new adapter.
+        processes: Where more than one, the model is sharded over them (FSDP2), and methods that compute or move
+            weights are collective.
 
     Attributes:
         model: The model, adapter included.
+        forward_module: The model and its head as one module; see there.
+        layout: What is computed once: `tree`, `merged` or `steps`.
+        notes: What whoever trains should know, in lines.
         adapter: What is trained where the config asks for LoRA; else None, and all of the model is trained.
+        frozen: The weights of a reference that is a copy; else None.
+        processes: The ranks.
     """
 
-    def __init__(self, model: Any, config: PolicyConfig | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: PolicyConfig | None = None,
+        *,
+        seed: int = 0,
+        processes: Processes | None = None,
+    ) -> None:
         self.config = config or PolicyConfig()
-        self.device = _device(self.config.device)
+        self.processes = processes or Processes.start(self.config.device, {})
+        self.device = self.processes.device
         self.model = model.to(device=self.device, dtype=_DTYPES[self.config.dtype])
         self.model.requires_grad_(True)
         _disable_dropout(self.model)
+        if self.config.dtype == "float64" and self.model._can_set_experts_implementation():
+            self.model.set_experts_implementation("eager")  # torch's grouped products know no float64
         self.adapter = None if self.config.lora is None else Adapter(self.model, self.config.lora, seed=seed)
         self._without_adapter = False
+        self.frozen: FrozenWeights | None = None
         self.model.eval()
         if self.config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._plain_head = has_plain_head(self.model)
-        if not self._plain_head:
-            logger.info("the head of %s does more than one projection: logits are computed whole", type(model).__name__)
+        self.forward_module = ForwardModule(self.model, find_attention(self.config.attention, self.device))
+        self.notes: list[str] = []
+        self.layout = self._choose_layout()
+        self._cost = Cost.of_model(self.model)
+        self._shard()
 
     @classmethod
     def load(cls, path: str | Path, config: PolicyConfig | None = None) -> Policy:
@@ -91,9 +90,7 @@ class Policy:
         config = config or PolicyConfig()
         try:
             with quiet_transformers():
-                model = AutoModelForCausalLM.from_pretrained(
-                    str(path), dtype=_DTYPES[config.dtype], attn_implementation=config.attention
-                )
+                model = AutoModelForCausalLM.from_pretrained(str(path), dtype=_DTYPES[config.dtype])
         except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"model {str(path)!r} cannot be loaded: {reason}") from error
@@ -110,17 +107,17 @@ class Policy:
         return self.adapter is not None and self.adapter.config.dropout > 0
 
     def frozen_copy(self) -> Policy:
-        """What is never trained, the reference of a KL term: a copy.
+        """What is never trained, the reference of a KL term; only its `logprobs` are to be asked for.
 
-        With an adapter it is the model without the adapter, and nothing is copied; what a warm start taught the
-        adapter is no part of it.
+        The weights as they are now, kept in main memory: while it computes, they and the policy's change places, so
+        that no second model is ever on the device. With an adapter it is the model without the adapter, and nothing is
+        kept; what a warm start taught the adapter is no part of it.
         """
         twin = copy.copy(self)
-        if self.adapter is not None:
+        if self.adapter is None:
+            twin.frozen = FrozenWeights(self.model.parameters())
+        else:
             twin._without_adapter = True
-            return twin
-        twin.model = copy.deepcopy(self.model)
-        twin.model.requires_grad_(False)
         return twin
 
     @contextmanager
@@ -133,89 +130,64 @@ class Policy:
             self.model.eval()
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """Cut a batch to `micro_batch_tokens`."""
-        return list(micro_batches(batch, self.config.micro_batch_tokens))
+        """This rank's share of a batch, cut to `micro_batch_tokens`. Every rank gets as many."""
+        budget = self.config.micro_batch_tokens
+        if self.processes.size == 1:
+            return self._cut(batch, budget)
+        tokens = sum(micro_batch.tokens for micro_batch in self._cut(batch, budget))
+        everything = self._cut(batch, budget_for(tokens, budget, self.processes.size))
+        costs = [self._cost.of(micro_batch) for micro_batch in everything]
+        shares = assign(costs, self.processes.size)
+        mine = shares[self.processes.rank]
+        idle = idle_micro_batch(forest=self.forward_module.branches)
+        return [everything[index] for index in mine] + [idle] * (max(map(len, shares)) - len(mine))
+
+    def _cut(self, batch: Batch, budget: int) -> list[MicroBatch]:
+        make = forests if self.forward_module.branches else padded_rows
+        return list(make(batch, self.layout, budget))
 
     def score(self, micro_batch: MicroBatch, *, entropy: bool = False, greedy: bool = False) -> TokenScores:
-        """Score the trained tokens of a micro-batch, in its order; see `token_scores`.
-
-        Logits are computed only where a trained token is predicted. Everything is returned on the policy's device.
-        """
-        ids = micro_batch.ids.to(self.device, non_blocking=True)
-        place = micro_batch.place.to(self.device, non_blocking=True)
-        target = micro_batch.target.to(self.device, non_blocking=True)
-        temperature = micro_batch.temperature
-        if temperature is not None:
-            temperature = temperature.to(self.device, non_blocking=True)
+        """Score the trained tokens of a micro-batch, in its order; see `ForwardModule.forward`."""
         with self._computing():
-            if not self._plain_head:
-                logits = self.model(input_ids=ids, use_cache=False).logits.flatten(0, 1).index_select(0, place)
-                return scores_from_logits(logits, target, temperature, entropy, greedy)
-            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            head = self.model.get_output_embeddings()
-            return token_scores(
-                hidden.flatten(0, 1).index_select(0, place),
-                head.weight,
-                target,
-                bias=head.bias,
-                temperature=temperature,
-                entropy=entropy,
-                greedy=greedy,
-            )
+            scores: TokenScores = self.forward_module(micro_batch, entropy, greedy)
+        return scores
 
     @torch.no_grad()
-    def logprobs(self, micro_batches: list[MicroBatch], count: int) -> torch.Tensor:
-        """Tensor [count] on the policy's device: the log-probability of each trained token of a batch, no gradient."""
+    def logprobs(self, micro_batches: Sequence[MicroBatch], count: int) -> torch.Tensor:
+        """Tensor [count] on the policy's device: the log-probability of each trained token of a batch, no gradient.
+
+        Of the whole batch, also where this rank computes only a share of it.
+        """
         result: torch.Tensor | None = None
         training = self.model.training
         self.model.train(training and not self.noisy)
-        for micro_batch in micro_batches:
-            scores = self.score(micro_batch)
-            if result is None:
-                result = torch.zeros(count, dtype=scores.logprob.dtype, device=self.device)
-            result[micro_batch.token.to(self.device)] = scores.logprob
+        with nullcontext() if self.frozen is None else self.frozen.in_place():
+            for micro_batch in micro_batches:
+                scores = self.score(micro_batch)
+                if result is None:
+                    result = torch.zeros(count, dtype=scores.logprob.dtype, device=self.device)
+                result[micro_batch.token.to(self.device)] = scores.logprob
         self.model.train(training)
-        return torch.zeros(count, device=self.device) if result is None else result
+        return torch.zeros(count, device=self.device) if result is None else self.processes.sum(result)
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_size: int | str = "50GB") -> None:
-        """Write the model as a folder that `transformers` and servers load; an adapter is merged into its weights.
-
-        Args:
-            folder: Made where there is none.
-            dtype: Type of the weights on disk; None: their own.
-            max_shard_size: Bytes of one file at most.
-        """
-        state: dict[str, torch.Tensor] | None = None
-        if self.adapter is not None or dtype not in (None, self.model.dtype):
-            tensors = self.model.state_dict().items() if self.adapter is None else self.adapter.merged()
-            state = _on_cpu(tensors, dtype, {tensor.data_ptr() for tensor in self.model.state_dict().values()})
-        with quiet_transformers():
-            self.model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+        """Write the model as a folder that `transformers` and servers load; see `save_model`. Rank 0 writes."""
+        save_model(
+            self.model,
+            self.adapter,
+            folder,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            write=self.processes.is_lead,
+        )
 
     def load_weights(self, folder: Path) -> None:
         """Copy the weights of a saved model into this one, in place. Raises `UserError` when they do not fit."""
-        from transformers import AutoModelForCausalLM
+        load_model_weights(self.model, folder)
 
-        try:
-            # Through from_pretrained, because the names on disk are not those in memory for every architecture.
-            with quiet_transformers():
-                saved = AutoModelForCausalLM.from_pretrained(str(folder), dtype=self.model.dtype)
-            self.model.load_state_dict(saved.state_dict())
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"checkpoint {folder}: its weights do not fit the model: {reason}") from error
-
-    @torch.no_grad()
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights under the names of a Hugging Face model folder, tied ones once; an adapter is merged."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        tensors = self.model.state_dict().items() if self.adapter is None else self.adapter.merged()
-        once: dict[tuple[int, torch.Size], str] = {}
-        state = {
-            name: tensor for name, tensor in tensors if once.setdefault((tensor.data_ptr(), tensor.shape), name) == name
-        }
-        yield from revert_weight_conversion(self.model, state).items()
+        """All weights under the names of a Hugging Face model folder, whole, tied ones once; an adapter is merged."""
+        return published_tensors(self.model, self.adapter)
 
     @property
     def _autocasts(self) -> bool:
@@ -234,17 +206,24 @@ class Policy:
                 stack.enter_context(self.adapter.off())
             yield
 
+    def _shard(self) -> None:
+        """Spread the weights over the processes, where there are several."""
+        shard(
+            self.forward_module,
+            decoder_layers(self.model),
+            self.processes,
+            compute_dtype=torch.bfloat16 if self._autocasts else None,
+        )
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name!r} is not one; use cpu, cuda, cuda:0, ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {name!r}: this machine has no CUDA GPU, or torch was built without CUDA; use cpu")
-    return device
+    def _choose_layout(self) -> Layout:
+        wanted, module = self.config.layout, self.forward_module
+        if module.branches:
+            return "tree" if wanted == "auto" else wanted
+        if wanted == "tree":
+            raise UserError(f"policy.layout: 'tree' does not work here: {module.branches_not}; use auto or merged")
+        layout: Layout = "merged" if wanted == "auto" else wanted
+        self.notes.append(f"{module.branches_not}: it is trained on padded rows ({layout}), which share no prefix")
+        return layout
 
 
 def _disable_dropout(model: torch.nn.Module) -> None:
@@ -254,24 +233,3 @@ def _disable_dropout(model: torch.nn.Module) -> None:
         for name in ("attention_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-
-
-def _on_cpu(
-    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None, own: set[int]
-) -> dict[str, torch.Tensor]:
-    """The tensors in main memory, floats in `dtype`. Those that share their storage still do.
-
-    `own` are the addresses of the model's own tensors. Only they may be shared: a tensor that was made on the way is
-    gone when the next one is made, perhaps at the same address.
-    """
-    moved: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    state = {}
-    for name, tensor in tensors:
-        key = (tensor.data_ptr(), tensor.shape)
-        if key in moved:
-            state[name] = moved[key]
-            continue
-        state[name] = tensor.detach().to(device="cpu", dtype=dtype if tensor.is_floating_point() else None)
-        if key[0] in own:
-            moved[key] = state[name]
-    return state

@@ -6,21 +6,21 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from stepgym.errors import UserError
-from stepgym.model.lengths import cut_by_length
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
-from stepgym.train.batch import Batch, MicroBatch, Row, RowKind, make_batch, pad_rows
 from stepgym.train.losses.cross_entropy import cross_entropy
 from stepgym.train.losses.reduction import Reduction, token_weights
 from stepgym.train.metrics import TokenMetrics
 from stepgym.train.optimizer import Optimizer, OptimizerConfig
+from stepgym.train.packs.batch import Batch, Path, make_batch
 from stepgym.train.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ class SFTConfig(BaseModel):
         updates: Optimizer steps.
         batch_size: Trajectories per update.
         reduction: What the loss is a mean over: `token`, `step`, `trajectory` or `group`.
-        rows: `merged` joins steps that extend one another; `steps` computes each step alone. The result is the same.
         optimizer: AdamW, clipping and the schedule, whose decay ends with the last update.
         seed: Decides the order of the trajectories.
     """
@@ -43,7 +42,6 @@ class SFTConfig(BaseModel):
     updates: int = Field(default=400, gt=0)
     batch_size: int = Field(default=32, gt=0)
     reduction: Reduction = "token"
-    rows: RowKind = "merged"
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-3, warmup_updates=20, decay="cosine")
     seed: int = 0
 
@@ -57,7 +55,7 @@ class SFTReport:
         loss: Mean cross-entropy in nats of the last tenth of the updates.
         accuracy: Share of trained tokens that were the most likely one, over the same updates.
         trajectories: Trajectories learned from.
-        tokens: Tokens computed in all, without padding.
+        tokens: Tokens computed in all, by this process.
         seconds: Wall time.
     """
 
@@ -75,7 +73,7 @@ class SFTReport:
 
 Progress = Callable[[int, Mapping[str, float]], None]
 """Called after each update with its number (from 1) and its metrics: `loss`, `accuracy`, `grad_norm`,
-`learning_rate`, `tokens_trained`, `tokens_rows`, `tokens_forward`, `tokens_per_second`."""
+`learning_rate`, `tokens_trained`, `tokens_forward`, `tokens_per_second`."""
 
 
 def sft(
@@ -102,7 +100,7 @@ def sft(
     config = config or SFTConfig()
     started = time.perf_counter()
     chosen = [trajectory for trajectory in trajectories if trajectory.final]
-    data = _Data(chosen, config.rows)
+    data = _Data(chosen)
     if not len(data.trajectories):
         raise UserError(f"sft: none of the {len(chosen)} trajectories has a generated token to learn from")
     optimizer = Optimizer(policy.model.parameters(), config.optimizer, config.updates)
@@ -111,13 +109,15 @@ def sft(
     with policy.training():
         for number, indices in enumerate(data.batches(config), start=1):
             begun = time.perf_counter()
-            micro_batches, weights = data.gather(indices, config.reduction, policy.config.micro_batch_tokens)
+            batch, weight = data.gather(indices, config.reduction)
+            weights = torch.from_numpy(weight).to(policy.device)
+            micro_batches = policy.micro_batches(batch)
             metrics = TokenMetrics()
-            for micro_batch, weight in zip(micro_batches, weights, strict=True):
+            for micro_batch in micro_batches:
                 scores = policy.score(micro_batch, greedy=True)
-                weight = weight.to(device=policy.device, dtype=scores.logprob.dtype)
-                loss = (cross_entropy(scores.logprob) * weight).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
+                own = weights[micro_batch.token.to(policy.device)].to(scores.logprob.dtype)
+                loss = (cross_entropy(scores.logprob) * own).sum()
+                (loss * policy.processes.size).backward()  # type: ignore[no-untyped-call]
                 assert scores.greedy is not None  # asked for above
                 metrics.add_loss(loss.detach())
                 metrics.add({"accuracy": scores.greedy})
@@ -127,16 +127,15 @@ def sft(
             norm = optimizer.step()
             if not math.isfinite(norm):
                 logger.warning("sft: update %d skipped: the gradient's norm is %s", number, norm)
-            read = sum(len(row.ids) for index in indices for row in data.rows[index])
+            read = sum(micro_batch.tokens for micro_batch in micro_batches)
             tokens += read
             history.append(
-                metrics.means()
+                metrics.means(policy.processes)
                 | {
                     "grad_norm": norm,
                     "learning_rate": rate,
-                    "tokens_trained": sum(len(micro_batch.token) for micro_batch in micro_batches),
-                    "tokens_rows": read,
-                    "tokens_forward": sum(micro_batch.ids.numel() for micro_batch in micro_batches),
+                    "tokens_trained": sum(len(path.position) for path in batch.paths),
+                    "tokens_forward": read,
                     "tokens_per_second": read / max(1e-9, time.perf_counter() - begun),
                 }
             )
@@ -154,22 +153,23 @@ def sft(
 
 
 class _Data:
-    """All trajectories laid out once; an update only picks rows and pads them."""
+    """All trajectories laid out once; an update only picks paths."""
 
-    def __init__(self, trajectories: Sequence[Trajectory], kind: RowKind) -> None:
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
         numbers: dict[tuple[str, int, str], int] = {}
         for trajectory in trajectories:
             numbers.setdefault(trajectory.id.group, len(numbers))
         by_group: list[list[Trajectory]] = [[] for _ in numbers]
         for trajectory in trajectories:
             by_group[numbers[trajectory.id.group]].append(trajectory)
-        batch: Batch = make_batch(by_group, rows=kind)
-        self.units = batch.tokens
-        self.rows: dict[int, list[Row]] = {}
-        for row in batch.rows:
-            self.rows.setdefault(int(batch.tokens.trajectory[row.token[0]]), []).append(row)
-        self.trajectories = np.array(sorted(self.rows), dtype=np.int64)
-        self._ones = np.ones(len(batch.tokens), dtype=np.float32)  # temperature 1, whatever they were sampled at
+        made = make_batch(by_group)
+        # At temperature 1, whatever they were sampled at.
+        ones = np.ones(len(made.tokens), dtype=np.float32)
+        self._all = replace(made, tokens=replace(made.tokens, temperature=ones))
+        self._paths: dict[int, list[Path]] = {}
+        for path in made.paths:
+            self._paths.setdefault(int(made.tokens.trajectory[path.token]), []).append(path)
+        self.trajectories = np.array(sorted(self._paths), dtype=np.int64)
 
     def batches(self, config: SFTConfig) -> Iterator[list[int]]:
         """Numbers of the trajectories of each update."""
@@ -180,21 +180,13 @@ class _Data:
         for update in range(config.updates):
             yield order[update * config.batch_size : (update + 1) * config.batch_size]
 
-    def gather(
-        self, indices: Sequence[int], reduction: Reduction, budget: int
-    ) -> tuple[list[MicroBatch], list[torch.Tensor]]:
-        """The micro-batches of an update, and the weight of each trained token in them."""
-        rows = sorted((row for index in indices for row in self.rows[index]), key=lambda row: -len(row.ids))
-        lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-        token = np.concatenate([row.token for row in rows])
-        units = self.units
-        weight = token_weights(
+    def gather(self, indices: Sequence[int], reduction: Reduction) -> tuple[Batch, NDArray[np.float64]]:
+        """The paths of an update, and the weight of each trained token (0 for those of other updates)."""
+        paths = [path for index in indices for path in self._paths[index]]
+        units = self._all.tokens
+        token = np.concatenate([np.arange(path.token, path.token + len(path.position)) for path in paths])
+        weight = np.zeros(len(units))
+        weight[token] = token_weights(
             reduction, step=units.step[token], trajectory=units.trajectory[token], group=units.group[token]
         )
-        micro_batches, weights, done = [], [], 0
-        for start, end in cut_by_length(lengths, budget):
-            micro_batch = pad_rows(rows[start:end], self._ones)
-            micro_batches.append(micro_batch)
-            weights.append(torch.from_numpy(weight[done : done + len(micro_batch.token)]))
-            done += len(micro_batch.token)
-        return micro_batches, weights
+        return replace(self._all, paths=paths), weight

@@ -20,7 +20,8 @@ from stepgym.config import validate
 from stepgym.env.worker import threads
 from stepgym.errors import EngineError, UserError
 from stepgym.model.engines.vllm.engine import VLLMEngine
-from stepgym.train.policy import Policy, PolicyConfig
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 from stepgym.train.recipe import PretrainedModel, Recipe
 from stepgym.train.sync import Progress, WeightSync
 

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +25,9 @@ from stepgym.record.step import Sampling
 from stepgym.record.store import TrajectoryStore
 from stepgym.record.trajectory import Trajectory, TrajectoryId
 from stepgym.run.session import Session, SessionLimits
-from stepgym.train.batch import make_batch, micro_batches
+from stepgym.train.packs.batch import make_batch
+from stepgym.train.packs.forest import forests
+from stepgym.train.packs.rows import padded_rows
 
 
 class Ledger(Engine):
@@ -112,12 +113,11 @@ def test_only_what_the_engine_returned_is_trained(
                 found[int(index)].append(int(token))
     assert list(found.values()) == returned
 
-    for rows in ("merged", "steps"):
-        batch = make_batch([[stored]], rows=rows)  # type: ignore[arg-type]
-        targets = np.full(len(batch.tokens), -1)
-        for micro in micro_batches(batch, 64):
-            targets[micro.token] = micro.target
-            # What predicts a token is the token before it, so the id that stands one further is the target.
-            assert torch.equal(micro.ids.flatten()[micro.place + 1], micro.target)
-        assert targets.tolist() == [token for ids in returned for token in ids]
-        assert batch.tokens.step.tolist() == [n for n, ids in enumerate(returned) for _ in ids]
+    batch = make_batch([[stored]])
+    for layout in ("tree", "merged", "steps"):
+        for make in (forests, padded_rows):
+            targets = np.full(len(batch.tokens), -1)
+            for micro in make(batch, layout, 64):  # type: ignore[arg-type]
+                targets[micro.token] = micro.target if micro.which is None else micro.target[micro.which]
+            assert targets.tolist() == [token for ids in returned for token in ids]
+    assert batch.tokens.step.tolist() == [n for n, ids in enumerate(returned) for _ in ids]

@@ -13,7 +13,8 @@ import torch
 from stepgym.record.outcome import Outcome
 from stepgym.record.step import Sampling, Step
 from stepgym.record.trajectory import Trajectory, TrajectoryId
-from stepgym.train.policy import Policy, PolicyConfig
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 
 VOCABULARY = 89
 
@@ -78,8 +79,18 @@ def make_model(architecture: str = "qwen3", seed: int = 0, **config: Any) -> Any
     """A random decoder: 2 layers, width 16."""
     import transformers
 
-    names = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "gemma2": "Gemma2", "granite": "Granite"}
+    names = {
+        "qwen3": "Qwen3",
+        "qwen2": "Qwen2",
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "gemma2": "Gemma2",
+        "granite": "Granite",
+        "qwen3_moe": "Qwen3Moe",
+    }
     name = names[architecture]
+    if architecture == "qwen3_moe":
+        config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, **config}
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 16,
@@ -100,9 +111,15 @@ def make_model(architecture: str = "qwen3", seed: int = 0, **config: Any) -> Any
     return made
 
 
-def make_policy(architecture: str = "qwen3", seed: int = 0, dtype: str = "float32", budget: int = 16384) -> Policy:
+def make_policy(
+    architecture: str = "qwen3",
+    seed: int = 0,
+    dtype: str = "float32",
+    budget: int = 16384,
+    layout: str = "auto",
+) -> Policy:
     """A policy on the CPU with a random model."""
-    config = PolicyConfig(device="cpu", dtype=dtype, micro_batch_tokens=budget)
+    config = PolicyConfig(device="cpu", dtype=dtype, micro_batch_tokens=budget, layout=layout)
     return Policy(make_model(architecture, seed), config)
 
 

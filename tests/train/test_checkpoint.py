@@ -19,7 +19,8 @@ from stepgym.train.checkpoint import CheckpointStore
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
 from stepgym.train.lora import LoRAConfig
-from stepgym.train.policy import Policy, PolicyConfig
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 
 CONFIG: dict[str, Any] = {
     "mini_batches": 2,
@@ -119,7 +120,8 @@ def test_a_killed_writer_leaves_a_whole_checkpoint_or_none(make: SimpleNamespace
         from stepgym.train.checkpoint import CheckpointStore
         from stepgym.train.config import LearnerConfig
         from stepgym.train.learner import Learner
-        from stepgym.train.policy import Policy, PolicyConfig
+        from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
         learner = Learner(Policy.load({str(tmp_path / "start")!r}, PolicyConfig(device="cpu")), LearnerConfig())
         learner.optimizer.updates = 5
         class Killer:

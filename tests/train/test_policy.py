@@ -8,8 +8,9 @@ import torch
 
 from stepgym.errors import UserError
 from stepgym.model.logprobs import token_scores
-from stepgym.train.batch import make_batch
-from stepgym.train.policy import Policy, PolicyConfig
+from stepgym.train.packs.batch import make_batch
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 
 
 def scored_alone(policy: Policy, steps: list, temperature: float) -> torch.Tensor:

@@ -22,9 +22,10 @@ from stepgym.model.engines.transformers import TransformersEngine
 from stepgym.model.tiny import build_tiny_model
 from stepgym.record.step import Sampling
 from stepgym.train import vllm_sync
-from stepgym.train.batch import make_batch
+from stepgym.train.packs.batch import make_batch
 from stepgym.train.lora import LoRAConfig
-from stepgym.train.policy import Policy, PolicyConfig
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 from stepgym.train.recipe import Recipe, check_recipe
 from stepgym.train.sync import SYNCS, InProcessSync, check_sync, make_sync
 from stepgym.train.vllm_sync import VLLMSync

@@ -21,6 +21,7 @@ from stepgym.train.packs.micro_batch import Tree
 
 NAME = "stepgym_segments"
 
+
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -86,6 +87,11 @@ class SegmentPlan:
         return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, _MASKED)[None, None]
 
 
+def bucket(nodes: int) -> int:
+    """How many nodes a forest of so many is filled up to: none are needed."""
+    return nodes
+
+
 def prepare(tree: Tree, device: torch.device) -> SegmentPlan:
     """What the kernel is given for a forest, as the keyword `stepgym_tree` of the model's forward."""
     return SegmentPlan(tree)
@@ -128,7 +134,7 @@ class _SegmentAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, total = ctx.saved_tensors
         inputs = (query, key, value)
         grads = [torch.zeros_like(tensor, dtype=total.dtype) for tensor in inputs]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepgym.record.merge import find_chains
 from stepgym.record.step import Ids, Step
 from stepgym.record.trajectory import Trajectory
+from stepgym.train.packs.cutting import prefix_order
 from stepgym.train.packs.occurrences import TrainedTokens, comparable_logprobs, trained_mask, trained_positions
 
 
@@ -57,6 +58,12 @@ class Batch:
     sequences: int
     step_tokens: int
     mismatches: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens that are left where every prefix that any two steps share is computed once."""
+        order = prefix_order([path.ids for path in self.paths], [0] * len(self.paths))
+        return int((order.length - order.shared).sum())
 
 
 def make_batch(groups: Iterable[Sequence[Trajectory]]) -> Batch:

@@ -60,7 +60,13 @@ def _forest(
     depth = np.arange(size) - np.repeat(new[:-1] - shared, added)
     token = np.concatenate([np.arange(path.token, path.token + len(path.position)) for path in chosen])
     return _with_targets(
-        ids, depth, Tree.of(end), np.concatenate(place), np.concatenate([path.target for path in chosen]), token, temperature
+        ids,
+        depth,
+        Tree.of(end),
+        np.concatenate(place),
+        np.concatenate([path.target for path in chosen]),
+        token,
+        temperature,
     )
 
 

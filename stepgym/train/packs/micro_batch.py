@@ -95,3 +95,19 @@ class MicroBatch:
     def at_temperature_one(self) -> MicroBatch:
         """The same, scored at temperature 1."""
         return replace(self, temperature=None)
+
+
+def idle_micro_batch(*, forest: bool) -> MicroBatch:
+    """One that holds no trained token: for a rank that has to take part in a pass and has nothing left to compute."""
+    nothing, zero = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    tree = Tree.of(np.array([1], dtype=np.int32)) if forest else None
+    return MicroBatch(
+        zero[None],
+        zero[None] if forest else None,
+        tree,
+        place=zero,
+        target=zero,
+        temperature=None,
+        token=nothing,
+        which=nothing,
+    )

@@ -1,0 +1,182 @@
+"""The model and its head as one module: tokens in, scores of trained tokens out."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from stepgym.errors import UserError
+from stepgym.model.logprobs import TokenScores, has_plain_head, scores_from_logits, token_scores
+from stepgym.train.packs.micro_batch import MicroBatch, Tree
+
+logger = logging.getLogger(__name__)
+
+_SMALL_GAP = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Relative difference of hidden states that counts as rounding, by type of the weights."""
+
+
+class ForwardModule(torch.nn.Module):
+    """Backbone, the rows that predict, head and log-probabilities, all within one `forward`.
+
+    One module, because what is sharded (FSDP) gathers its weights when its own `forward` is called; the head's weights
+    are used here, beside the model's `forward`.
+
+    Args:
+        model: A causal language model of `transformers`.
+        attention: The kernel for forests: `stepgym.train.attention.segments` or `.flex`.
+
+    Attributes:
+        model: The model.
+        branches: Whether the model computes forests; found by trying. If not, it is given padded rows, and
+            `branches_not` says why.
+    """
+
+    def __init__(self, model: Any, attention: ModuleType) -> None:
+        super().__init__()
+        self.model = model
+        self._attention = attention
+        self._plain_head = has_plain_head(model)
+        if not self._plain_head:
+            logger.info("the head of %s does more than one projection: logits are computed whole", type(model).__name__)
+        self.branches_not = self._try_forest()
+
+    @property
+    def branches(self) -> bool:
+        """Whether the model computes forests."""
+        return not self.branches_not
+
+    @property
+    def attention_name(self) -> str:
+        """Name of the kernel for forests: `segments` or `flex`."""
+        return self._attention.__name__.rpartition(".")[2]
+
+    def forward(self, micro_batch: MicroBatch, entropy: bool = False, greedy: bool = False) -> TokenScores:
+        """Score the trained tokens of a micro-batch, in its order.
+
+        Logits exist only where a trained token is predicted, and only some at a time (see `token_scores`).
+
+        Args:
+            micro_batch: What to compute; its tensors may lie on another device.
+            entropy, greedy: What to compute besides.
+
+        Returns:
+            Tensors [M] on the model's device.
+        """
+        device = self.model.device
+        place, target, which, temperature = (
+            None if tensor is None else tensor.to(device, non_blocking=True)
+            for tensor in (micro_batch.place, micro_batch.target, micro_batch.which, micro_batch.temperature)
+        )
+        assert place is not None
+        assert target is not None
+        if self._plain_head:
+            head = self.model.get_output_embeddings()
+            hidden = self._run(self.model.base_model, micro_batch).last_hidden_state.flatten(0, 1)
+            scores = token_scores(
+                hidden.index_select(0, place),
+                head.weight,
+                target,
+                bias=head.bias,
+                temperature=temperature,
+                entropy=entropy,
+                greedy=greedy,
+            )
+        else:
+            logits = self._run(self.model, micro_batch).logits.flatten(0, 1).index_select(0, place)
+            scores = scores_from_logits(logits, target, temperature, entropy, greedy)
+        if which is None:
+            return scores
+        return TokenScores(*(None if tensor is None else tensor.index_select(0, which) for tensor in scores))  # type: ignore[arg-type]
+
+    def _run(self, module: Any, micro_batch: MicroBatch) -> Any:
+        device = self.model.device
+        ids, position, tree = micro_batch.ids, micro_batch.position, micro_batch.tree
+        if tree is None:
+            return module(input_ids=ids.to(device, non_blocking=True), use_cache=False)
+        assert position is not None
+        # Compiled kernels are made for some lengths only; nothing attends to what is added behind.
+        room = self._attention.bucket(ids.shape[1]) - ids.shape[1]
+        if room:
+            ids, position = (torch.nn.functional.pad(tensor, (0, room)) for tensor in (ids, position))
+        return module(
+            input_ids=ids.to(device, non_blocking=True),
+            position_ids=position.to(device, non_blocking=True),
+            # transformers leaves a mask of four dimensions alone; without one it would take positions that fall back
+            # for rows packed end to end. The kernel does not read it.
+            attention_mask=torch.zeros((1, 1, 1, 1), device=device),
+            use_cache=False,
+            stepgym_tree=self._attention.prepare(tree, device),
+        )
+
+    def _try_forest(self) -> str:
+        """Why the model cannot compute forests; empty where it can. Sets the model's attention accordingly."""
+        self._attention.register()
+        before = self.model.config._attn_implementation
+        name = type(self.model).__name__
+        try:
+            self.model.set_attn_implementation(self._attention.NAME)
+            gap = self._gap()
+        except (UserError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # a model may fail in any way on what it was not made for
+            reason = f"{name} cannot be given another attention ({type(error).__name__}: {_first_line(error)})"
+        else:
+            if gap <= _SMALL_GAP.get(self.model.dtype, 0.1):
+                return ""
+            reason = f"{name} does not leave the past to attention alone (recurrent or linear-attention layers)"
+        self.model.set_attn_implementation(before)
+        return reason
+
+    @torch.no_grad()
+    def _gap(self) -> float:
+        """Relative difference between the hidden states of a small forest and of its paths, each alone."""
+        size = self.model.config.get_text_config().vocab_size
+        stem, left, right = (torch.arange(n) * k % size for n, k in ((6, 3), (5, 7), (4, 11)))
+        other = torch.arange(5) * 13 % size
+        nodes = torch.cat([stem, left, right, other])[None]
+        end = torch.tensor([15] * 6 + [11] * 5 + [15] * 4 + [20] * 5, dtype=torch.int32).numpy()
+        tree = Tree.of(end)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        forest = MicroBatch(nodes, torch.from_numpy(tree.depth)[None], tree, nothing, nothing, None, nothing)
+        ours = self._run(self.model.base_model, forest).last_hidden_state[0]
+        device = self.model.device
+        gap = 0.0
+        for alone, nodes_of in (
+            (torch.cat([stem, left]), [*range(11)]),
+            (torch.cat([stem, right]), [*range(6), *range(11, 15)]),
+            (other, [*range(15, 20)]),
+        ):
+            plain = self.model.base_model(input_ids=alone[None].to(device), use_cache=False).last_hidden_state[0]
+            gap = max(gap, float((ours[nodes_of] - plain).norm() / plain.norm().clamp_min(1e-30)))
+        return gap if gap == gap else float("inf")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0]
+
+
+def find_attention(name: str, device: torch.device) -> ModuleType:
+    """The kernel for forests on a device; `auto` is `flex` on CUDA and `segments` elsewhere.
+
+    Raises `UserError` for one that does not work there.
+    """
+    from stepgym.train.attention import flex, segments
+
+    cuda = device.type == "cuda"
+    if name == "auto":
+        name = "flex" if cuda else "segments"
+    if name == "segments" and device.type != "cpu":
+        raise UserError(f"policy.attention: 'segments' is a kernel for the CPU, and the device is {device}; use flex")
+    if name == "flex" and not cuda:
+        raise UserError(f"policy.attention: 'flex' has no gradient on {device}; use segments")
+    return flex if name == "flex" else segments
+
+
+def decoder_layers(model: Any) -> list[torch.nn.Module]:
+    """The layers that repeat: what is sharded, and compiled, one by one. Empty where there is no such list."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    backbone = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=None)
+    return [] if backbone is None else list(backbone)

@@ -1,0 +1,97 @@
+"""Weights in and out: whole tensors of a model, sharded or not, under the names that others read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepgym.errors import UserError
+from stepgym.model.progress_bars import quiet_transformers
+from stepgym.train.lora import Adapter
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as every rank would see it without sharding. Collective where it is sharded."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def whole_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights of a model, one after the other, under its own names; an adapter is merged. Collective."""
+    tensors = model.state_dict().items() if adapter is None else adapter.merged()
+    for name, tensor in tensors:
+        yield name, whole(tensor)
+
+
+@torch.no_grad()
+def published_tensors(model: Any, adapter: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights under the names of a Hugging Face model folder, tied ones once; an adapter is merged. Collective."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    shared = tied_names(model)
+    state = {name: tensor for name, tensor in whole_tensors(model, adapter) if name not in shared}
+    yield from revert_weight_conversion(model, state).items()
+
+
+def tied_names(model: Any) -> dict[str, str]:
+    """Weights that are another weight under a second name: second name to first."""
+    first: dict[int, str] = {}
+    again: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        plain = name.replace(".base_layer.", ".")
+        original = first.setdefault(id(parameter), plain)
+        if original != plain:
+            again[plain] = original
+    return again
+
+
+def save_model(
+    model: Any,
+    adapter: Adapter | None,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | str = "50GB",
+    write: bool = True,
+) -> None:
+    """Write a model as a folder that `transformers` and servers load; an adapter is merged into its weights.
+
+    Collective where the model is sharded.
+
+    Args:
+        model: The model.
+        adapter: Its adapter, or None.
+        folder: Made where there is none.
+        dtype: Type of the weights on disk; None: their own.
+        max_shard_size: Bytes of one file at most.
+        write: Whether this process writes; the others only take part.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in whole_tensors(model, adapter):
+        if write:
+            state[name] = tensor.detach().to(device="cpu", dtype=dtype if tensor.is_floating_point() else None)
+    if not write:
+        return
+    for alias, original in tied_names(model).items():
+        state[alias] = state[original]  # one storage is saved once
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+
+
+def load_model_weights(model: Any, folder: Path) -> None:
+    """Copy the weights of a saved model into one that is not sharded. Raises `UserError` when they do not fit."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        # Through from_pretrained, because the names on disk are not those in memory for every architecture.
+        with quiet_transformers():
+            saved = AutoModelForCausalLM.from_pretrained(str(folder), dtype=model.dtype)
+        model.load_state_dict(saved.state_dict())
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"checkpoint {folder}: its weights do not fit the model: {reason}") from error
