@@ -77,8 +77,12 @@ class OptimizerConfig(BaseModel):
 class Optimizer:
     """AdamW over a model's parameters, the clipping and the schedule. Counts the updates it makes.
 
+    Parameters may be sharded (DTensors): each rank holds the averages of its shards, and the norm that gradients are
+    clipped to is that over all ranks.
+
     Args:
-        parameters: What is trained.
+        parameters: What is trained, with names (as of `named_parameters`) or without; those that require no gradient
+            are left out. Names are what `state_dict` goes by; without them numbers are.
         config: See `OptimizerConfig`.
         total_updates: The number of updates the schedule is laid out for; None where it does not decay.
 
@@ -88,7 +92,7 @@ class Optimizer:
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]],
         config: OptimizerConfig,
         total_updates: int | None = None,
     ) -> None:
@@ -96,7 +100,9 @@ class Optimizer:
         self.config = config
         self.total_updates = total_updates
         self.updates = 0
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        given = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(parameters)]
+        self._named = {name: parameter for name, parameter in given if parameter.requires_grad}
+        self._parameters = list(self._named.values())
         decayed = [parameter for parameter in self._parameters if parameter.ndim > 1]
         plain = [parameter for parameter in self._parameters if parameter.ndim <= 1]
         self._adamw = torch.optim.AdamW(
@@ -117,12 +123,12 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def step(self) -> float:
-        """Clip, take one step and forget the gradients.
+        """Clip, take one step and forget the gradients. Collective where parameters are sharded.
 
         Returns the norm of the gradient before clipping. Where it is not finite no step is taken.
         """
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+        norm = clip_gradients(self._parameters, limit)
         if math.isfinite(norm):
             for group in self._adamw.param_groups:
                 group["lr"] = self.learning_rate
@@ -132,11 +138,69 @@ class Optimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on besides the weights. Tensors and plain values only."""
-        return {"adamw": self._adamw.state_dict(), "updates": self.updates}
+        """Everything that the next update depends on besides the weights. Tensors and plain values only.
 
+        The tensors are the live ones, sharded as the parameters are: copy them to keep them, copy into them to change
+        them. Hyperparameters are not among them: they are the config's.
+        """
+        state = {}
+        for name, parameter in self._named.items():
+            own = self._adamw.state[parameter]
+            if not own:  # as AdamW begins; a parameter that never had a gradient has nothing yet
+                own["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                own["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                own["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state[name] = {key: own[key].detach() for key in ("step", "exp_avg", "exp_avg_sq")}
+        return {"adamw": state, "updates": self.updates}
+
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` was called. The schedule stays this optimizer's own."""
-        groups = self._adamw.state_dict()["param_groups"]
-        self._adamw.load_state_dict({**state["adamw"], "param_groups": groups})
-        self.updates = state["updates"]
+        """Take up where `state_dict` was called; the values are copied. The schedule stays this optimizer's own.
+
+        Raises:
+            ValueError: It is the state of other parameters.
+        """
+        own, given = self.state_dict()["adamw"], state["adamw"]
+        if odd := set(own) ^ set(given):
+            raise ValueError(f"the state is that of other parameters: {min(odd)}")
+        for name, parts in own.items():
+            for key, tensor in parts.items():
+                if tensor.shape != given[name][key].shape:
+                    theirs, ours = list(given[name][key].shape), list(tensor.shape)
+                    raise ValueError(f"{key} of {name} is {theirs} in the state and {ours} here")
+        for name, parts in own.items():
+            for key, tensor in parts.items():
+                if tensor is not given[name][key]:
+                    tensor.copy_(given[name][key])
+        self.updates = int(state["updates"])
+
+
+def clip_gradients(parameters: Iterable[torch.Tensor], limit: float) -> float:
+    """Scale gradients down, in place, so that their norm over all parameters and ranks is `limit` at most.
+
+    The 2-norm of all gradients as one vector (Pascanu et al. 2013, arXiv:1211.5063). Parameters may be sharded, plain
+    (the same on every rank), or some of each. Collective where any is sharded.
+
+    Returns:
+        The norm before; 0 where there is no gradient.
+    """
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    kinds = [[p for p in trained if _is_sharded(p) is sharded] for sharded in (False, True)]
+    norms = []
+    for members in kinds:
+        if members:
+            norm: Any = torch.nn.utils.get_total_norm([p.grad for p in members if p.grad is not None])
+            norms.append(norm.full_tensor() if _is_sharded(norm) else norm)
+    if not norms:
+        return 0.0
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    for members in kinds:
+        if members:
+            torch.nn.utils.clip_grads_with_norm_(members, limit, total)
+    return float(total)
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
