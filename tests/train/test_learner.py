@@ -89,9 +89,12 @@ def test_metrics_by_hand(make: SimpleNamespace) -> None:
     assert (metrics["groups"], metrics["members"], metrics["zero_variance_groups"]) == (2, 5, 1)
     assert (metrics["masked"], metrics["masked/context_overflow"]) == (1, 1)
     assert (metrics["dropped"], metrics["dropped/env_error"]) == (1, 1)
-    assert (metrics["tokens_trained"], metrics["steps"], metrics["rows"]) == (tokens, 6, 3)
+    assert (metrics["tokens_trained"], metrics["steps"], metrics["sequences"]) == (tokens, 6, 3)
     assert metrics["merge_ratio"] == 2.0
-    assert metrics["tokens_rows"] == sum(t.steps[-1].length for t in made[:3]) <= metrics["tokens_forward"]
+    # The prompt, 7 tokens, stands once; a last token need not be read.
+    unique = 7 + sum(t.steps[-1].length - 7 - 1 for t in made[:3])
+    assert metrics["tokens_unique"] == metrics["tokens_forward"] == unique
+    assert metrics["micro_batches"] == 1
     assert metrics["tokens_steps"] == sum(step.length for t in made[:3] for step in t.steps)
     assert metrics["logprob_gap_mean"] == pytest.approx(math.log(1.5), abs=1e-4)
     assert metrics["logprob_gap_max"] == pytest.approx(math.log(1.5), abs=1e-4)
@@ -118,15 +121,15 @@ def test_importance_weights_are_cut_at_the_cap(make: SimpleNamespace) -> None:
 def test_one_update_a_batch_needs_no_pass_for_the_old_logprobs_and_is_the_same(make: SimpleNamespace) -> None:
     made = make.group(1, [1.0, 0.0, 0.5])
     gradients = []
-    for given in (False, True):
+    for config in ({}, {"correction": "masked", "epochs": 2}, {"epochs": 2}):
         policy = make.policy()
-        learner = Learner(policy, LearnerConfig())
+        learner = Learner(policy, LearnerConfig(**{"correction": "truncated", **config}))
         (mini,), _ = learner.prepare(treat(made, OutcomePolicy())[0])
-        if given:
-            mini.old_logprob = policy.logprobs(mini.micro_batches, len(mini.batch.tokens))
+        assert (mini.old_logprob is not None) == bool(config)
         learner.backward(mini)
         gradients.append(make.gradient(policy))
-    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-7)
+    assert torch.allclose(gradients[0], gradients[2], rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(gradients[0], gradients[1], rtol=1e-2)
 
 
 def test_in_later_epochs_ratios_leave_one_and_clip(make: SimpleNamespace) -> None:

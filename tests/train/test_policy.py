@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_plain_model(make: SimpleNamespace, architecture
     with torch.no_grad():
         expected = scored_alone(policy, list(trajectory.steps), temperature)
     assert torch.allclose(found, expected, atol=2e-5)
-    assert policy._plain_head is (architecture not in ("gemma2", "granite"))  # soft cap, scaled logits
+    assert policy.forward_module._plain_head is (architecture not in ("gemma2", "granite"))  # soft cap, scaled logits
 
 
 def test_entropy_and_greedy_by_hand() -> None:
@@ -122,6 +122,74 @@ def test_gradient_checkpointing_gives_the_same_gradient(make: SimpleNamespace) -
     assert torch.allclose(*gradients, atol=1e-6)
 
 
+def test_models_with_recurrent_layers_are_given_padded_rows_and_say_so(make: SimpleNamespace) -> None:
+    import transformers
+
+    config = transformers.MambaConfig(vocab_size=89, hidden_size=16, num_hidden_layers=2, state_size=4, pad_token_id=0)
+    torch.manual_seed(0)
+    policy = Policy(transformers.MambaForCausalLM(config), PolicyConfig(device="cpu"))
+    assert policy.layout == "merged"
+    (note,) = policy.notes
+    assert "MambaForCausalLM" in note
+    assert "padded rows" in note
+    trajectory = make.trajectory(4, turns=4, breaks=(2,))
+    batch = make_batch([[trajectory]])
+    found = policy.logprobs(policy.micro_batches(batch), len(batch.tokens))
+    with torch.no_grad():
+        assert torch.allclose(found, scored_alone(policy, list(trajectory.steps), 1.0), atol=2e-5)
+    with pytest.raises(UserError, match=r"policy\.layout: 'tree' does not work here: Mamba"):
+        Policy(transformers.MambaForCausalLM(config), PolicyConfig(device="cpu", layout="tree"))
+
+
+def test_linear_attention_layers_are_found_by_trying(make: SimpleNamespace) -> None:
+    import transformers
+
+    config = transformers.Qwen3NextConfig(
+        vocab_size=89,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        linear_num_value_heads=2,
+        linear_num_key_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=12,
+        layer_types=["linear_attention", "full_attention"],
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    policy = Policy(transformers.Qwen3NextForCausalLM(config), PolicyConfig(device="cpu"))
+    assert policy.layout == "merged"
+    assert "linear-attention" in policy.notes[0]
+
+
+def test_kernels_are_refused_where_they_do_not_work(make: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match=r"policy\.attention: 'flex' has no gradient on cpu; use segments"):
+        Policy(make.model(), PolicyConfig(device="cpu", attention="flex"))
+
+
+def test_the_model_stays_usable_as_it_was(make: SimpleNamespace, tmp_path: Path) -> None:
+    plain, model = make.model(), make.model()
+    policy = Policy(model, PolicyConfig(device="cpu"))
+    ids = torch.arange(24).reshape(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    with torch.no_grad():
+        for attention_mask in (None, mask):
+            one, two = (m(input_ids=ids, attention_mask=attention_mask).logits[:, 5:] for m in (plain, policy.model))
+            assert torch.allclose(one, two, atol=1e-5)
+    generated = [m.generate(ids[:1], max_new_tokens=5, do_sample=False) for m in (plain, policy.model)]
+    assert torch.equal(*generated)
+    policy.save(tmp_path)
+    assert "stepgym" not in (tmp_path / "config.json").read_text()
+
+
 def test_bfloat16_computes_and_returns_float32(make: SimpleNamespace) -> None:
     batch = make_batch([[make.trajectory(turns=3)]])
     exact = make.policy().logprobs(make.policy().micro_batches(batch), len(batch.tokens))
@@ -141,7 +209,9 @@ def test_a_frozen_copy_stays_when_the_policy_moves(make: SimpleNamespace) -> Non
         for parameter in policy.model.parameters():
             parameter.add_(0.1)
     assert torch.equal(reference.logprobs(reference.micro_batches(batch), len(batch.tokens)), before)
-    assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+    # What the policy has become is untouched by it.
+    moved = policy.logprobs(policy.micro_batches(batch), len(batch.tokens))
+    assert float((moved - before).abs().max()) > 0.01
 
 
 def test_bad_models_and_devices_are_refused_in_one_line(make: SimpleNamespace, tmp_path: Path) -> None:

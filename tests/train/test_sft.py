@@ -35,7 +35,7 @@ def test_it_learns_scripted_episodes_by_heart(make: SimpleNamespace) -> None:
     assert report.loss < 0.1
     assert report.accuracy > 0.98
     assert [number for number, _ in seen] == list(range(1, 61))
-    assert report.tokens == sum(metrics["tokens_rows"] for _, metrics in seen)
+    assert report.tokens == sum(metrics["tokens_forward"] for _, metrics in seen)
 
 
 def test_the_loss_is_the_cross_entropy_of_generated_tokens_at_temperature_one(make: SimpleNamespace) -> None:
@@ -51,24 +51,24 @@ def test_the_loss_is_the_cross_entropy_of_generated_tokens_at_temperature_one(ma
         mask = torch.from_numpy(step.loss_mask.astype(bool))
         total, count = total - logprobs[mask].sum().item(), count + int(mask.sum())
     seen = []
-    for rows in ("merged", "steps"):
-        config = SFTConfig(updates=1, batch_size=1, rows=rows)
-        sft(make.policy(), [sampled], config, progress=lambda _, metrics: seen.append(dict(metrics)))
+    for layout in ("tree", "merged", "steps"):
+        config = SFTConfig(updates=1, batch_size=1)
+        sft(make.policy(layout=layout), [sampled], config, progress=lambda _, metrics: seen.append(dict(metrics)))
     for metrics in seen:
         assert metrics["loss"] == pytest.approx(total / count, rel=1e-4)
         assert metrics["tokens_trained"] == count
 
 
-def test_micro_batches_and_rows_do_not_change_the_result(make: SimpleNamespace) -> None:
+def test_micro_batches_and_layouts_do_not_change_the_result(make: SimpleNamespace) -> None:
     made = [scripted(make.trajectory(i, sample=i, turns=1 + i % 3)) for i in range(6)]
     for reduction in ("token", "trajectory"):
         results = []
-        for rows, budget in (("merged", 16384), ("steps", 16384), ("merged", 40)):
-            policy = make.policy(dtype="float64", budget=budget)
+        for layout, budget in (("merged", 16384), ("steps", 16384), ("tree", 16384), ("tree", 40)):
+            policy = make.policy(dtype="float64", budget=budget, layout=layout)
             sft(
                 policy,
                 made,
-                SFTConfig(updates=3, batch_size=4, rows=rows, reduction=reduction, optimizer={"eps": 1e-3}),
+                SFTConfig(updates=3, batch_size=4, reduction=reduction, optimizer={"eps": 1e-3}),
             )
             results.append(weights(policy))
         for other in results[1:]:
@@ -90,7 +90,7 @@ def test_each_pass_takes_every_trajectory_once(make: SimpleNamespace) -> None:
     from stepgym.train.sft import _Data
 
     made = [scripted(make.trajectory(i, sample=i)) for i in range(5)]
-    data = _Data(made, "merged")
+    data = _Data(made)
     drawn = [number for batch in data.batches(SFTConfig(updates=5, batch_size=2)) for number in batch]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == list(range(5))
 

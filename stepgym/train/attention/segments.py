@@ -180,6 +180,8 @@ def _attend(
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise NotImplementedError(f"{NAME}: {name} is not supported")
+    # Under autocast a norm may have widened queries and keys; values say in which type to compute.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out: Tensor = _SegmentAttention.apply(query, key, value, stepgym_tree, scale, sliding_window)  # type: ignore[no-untyped-call]
     return out.transpose(1, 2), None
