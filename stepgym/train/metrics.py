@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from stepgym.train.parallel.processes import Processes
 
 from stepgym.train.parallel.processes import Processes
 
@@ -71,7 +66,7 @@ class TokenMetrics:
     def means(self, processes: Processes | None = None) -> dict[str, float]:
         """The metrics by name: means over tokens, the loss as a mean over updates, maxima as they are.
 
-        Over what all ranks have added, where there are several; each must have added the same names.
+        With several processes: over what all ranks have added. All of them call it.
         """
         if processes is not None and processes.size > 1:
             return self._over(processes).means()
@@ -91,21 +86,22 @@ class TokenMetrics:
         return result
 
     def _over(self, processes: Processes) -> TokenMetrics:
-        """The sums and maxima over all ranks."""
-        gap = torch.zeros((), device=processes.device) if self._gap_tokens is None else self._gap_tokens.double()
-        tokens = torch.tensor(self._tokens, dtype=torch.float64, device=processes.device)
-        sums = torch.stack([tokens, gap.double(), *(self._sums[name].double() for name in sorted(self._sums))])
-        totals = processes.sum(sums)
-        everything = TokenMetrics()
-        everything._tokens, everything._gap_tokens, everything._updates = int(totals[0]), totals[1], self._updates
-        everything._sums = dict(zip(sorted(self._sums), totals[2:], strict=True))
-        # A rank without a token of its own has no maximum.
-        names = sorted({name for names in processes.gather(list(self._maxima)) for name in names})
-        if names:
-            least = torch.tensor(-math.inf, dtype=torch.float64, device=processes.device)
-            highest = processes.max(torch.stack([self._maxima.get(name, least).double() for name in names]))
-            everything._maxima = dict(zip(names, highest, strict=True))
-        return everything
+        """The sums and maxima over all ranks. A rank that had no token of its own knows no names."""
+        parts = processes.gather((list(self._sums), list(self._maxima), self._gap_tokens is not None))
+        sums = sorted({name for names, _, _ in parts for name in names})
+        maxima = sorted({name for _, names, _ in parts for name in names})
+        zero = torch.zeros((), dtype=torch.float64, device=processes.device)
+        gaps = zero if self._gap_tokens is None else self._gap_tokens.double()
+        mine = [zero + self._tokens, gaps, *(self._sums.get(name, zero).double() for name in sums)]
+        totals = processes.sum(torch.stack(mine))
+        result = TokenMetrics()
+        result._tokens, result._updates = int(totals[0]), self._updates
+        result._gap_tokens = totals[1] if any(known for _, _, known in parts) else None
+        result._sums = dict(zip(sums, totals[2:], strict=True))
+        if maxima:
+            highest = processes.max(torch.stack([self._maxima.get(name, zero - torch.inf).double() for name in maxima]))
+            result._maxima = dict(zip(maxima, highest, strict=True))
+        return result
 
     def _add(self, name: str, total: torch.Tensor) -> None:
         self._sums[name] = self._sums[name] + total if name in self._sums else total

@@ -35,7 +35,7 @@ class MetricsLog:
         self._observer = observer
         self._recipe = _without_secrets(recipe or {})
         self._sinks = [GuardedSink(kind, sink, observer.note) for kind, sink in config.make_sinks().items()]
-        self._alarms = None if config.alarm_config is None else Alarms(config.alarm_config)
+        self._alarms = None if config.alarms is None else Alarms(config.alarms)
 
     @property
     def alarms(self) -> list[Alarm]:

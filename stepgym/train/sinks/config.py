@@ -30,7 +30,12 @@ class MetricsConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sinks: tuple[dict[str, Any], ...] = ()
-    alarms: bool | AlarmConfig = True
+    alarms: AlarmConfig | None = AlarmConfig()
+
+    @field_validator("alarms", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: Any) -> Any:
+        return (AlarmConfig() if value else None) if isinstance(value, bool) else value
 
     @field_validator("sinks", mode="before")
     @classmethod
@@ -50,13 +55,6 @@ class MetricsConfig(BaseModel):
             except UserError as error:
                 raise ValueError(str(error)) from None
         return tuple(dict(sink) for sink in sinks)
-
-    @property
-    def alarm_config(self) -> AlarmConfig | None:
-        """How alarms are raised; None for none."""
-        if isinstance(self.alarms, AlarmConfig):
-            return self.alarms
-        return AlarmConfig() if self.alarms else None
 
     def require_packages(self) -> None:
         """Refuse sinks whose package is not installed.

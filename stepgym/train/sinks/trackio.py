@@ -64,5 +64,7 @@ class TrackioSink(Sink):
         """Wait until all is written."""
         if self._run is None:
             return
+        import trackio
+
         with redirect_stdout(sys.stderr):
-            self._run.finish()
+            trackio.finish()
