@@ -13,7 +13,7 @@ from stepgym.errors import UserError
 from stepgym.plugins import Registry, unknown
 from stepgym.train.corrections import CORRECTIONS
 from stepgym.train.losses import KLS, LOSSES
-from stepgym.train.losses.reduction import Reduction
+from stepgym.train.losses.reduction import ReductionConfig
 from stepgym.train.losses.tokens import Tokens, unit_of
 from stepgym.train.optimizer import OptimizerConfig
 
@@ -102,7 +102,8 @@ class LearnerConfig(BaseModel):
         kl: A KL term in the loss or in the reward.
         correction: Weights for the gap between sampler and trainer; names in `CORRECTIONS`, or `none`. With `none`
             the sampler's logprobs are not used, so what they mean is not checked either.
-        reduction: What the loss is a mean over: `token`, `step`, `trajectory` or `group`. Over a whole update.
+        reduction: What the loss is a mean over: `token`, `step`, `trajectory`, `group`, `{kind: constant, tokens: N}`.
+            Over a whole update.
         mini_batches: Updates per batch and epoch. Each takes whole groups; they are formed before groups without
             signal are dropped, so their number depends on groups only.
         epochs: Passes over each batch.
@@ -120,7 +121,7 @@ class LearnerConfig(BaseModel):
     loss: Choice = Choice(kind="ppo")
     kl: KLConfig = KLConfig()
     correction: Choice = Choice(kind="truncated")
-    reduction: Reduction = "trajectory"
+    reduction: ReductionConfig = ReductionConfig()
     mini_batches: int = Field(default=1, ge=1)
     epochs: int = Field(default=1, ge=1)
     zero_variance: Literal["drop", "keep"] = "drop"

@@ -20,7 +20,6 @@ from stepgym.seeds import derive_seed
 from stepgym.train.config import WHOLE_UNITS, LearnerConfig
 from stepgym.train.eligibility import require_trainable
 from stepgym.train.losses import KLS
-from stepgym.train.losses.reduction import token_weights
 from stepgym.train.losses.tokens import unit_of
 from stepgym.train.metrics import TokenMetrics
 from stepgym.train.mini_batch import MiniBatch, Signal
@@ -232,8 +231,8 @@ class Learner:
             factor, mini.measured = found.values.detach().double(), dict(found.metrics)
             if found.keep is not None:
                 kept = found.keep.cpu().numpy()
-        weight[kept] = token_weights(
-            self.config.reduction, step=units.step[kept], trajectory=units.trajectory[kept], group=units.group[kept]
+        weight[kept] = self.config.reduction.weights(
+            step=units.step[kept], trajectory=units.trajectory[kept], group=units.group[kept]
         )
         mini.weight = torch.from_numpy(weight).to(device) * factor
         if not kept.any():

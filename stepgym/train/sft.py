@@ -17,7 +17,7 @@ from stepgym.errors import UserError
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
 from stepgym.train.losses.cross_entropy import cross_entropy
-from stepgym.train.losses.reduction import Reduction, token_weights
+from stepgym.train.losses.reduction import ReductionConfig
 from stepgym.train.metrics import TokenMetrics
 from stepgym.train.optimizer import Optimizer, OptimizerConfig
 from stepgym.train.packs.batch import Batch, Path, make_batch
@@ -32,7 +32,7 @@ class SFTConfig(BaseModel):
     Attributes:
         updates: Optimizer steps.
         batch_size: Trajectories per update.
-        reduction: What the loss is a mean over: `token`, `step`, `trajectory` or `group`.
+        reduction: What the loss is a mean over: `token`, `step`, `trajectory`, `group`, `{kind: constant, tokens: N}`.
         optimizer: AdamW, clipping and the schedule, whose decay ends with the last update.
         seed: Decides the order of the trajectories.
     """
@@ -41,7 +41,7 @@ class SFTConfig(BaseModel):
 
     updates: int = Field(default=400, gt=0)
     batch_size: int = Field(default=32, gt=0)
-    reduction: Reduction = "token"
+    reduction: ReductionConfig = ReductionConfig(kind="token")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.5e-3, warmup_updates=20, decay="cosine")
     seed: int = 0
 
@@ -180,13 +180,13 @@ class _Data:
         for update in range(config.updates):
             yield order[update * config.batch_size : (update + 1) * config.batch_size]
 
-    def gather(self, indices: Sequence[int], reduction: Reduction) -> tuple[Batch, NDArray[np.float64]]:
+    def gather(self, indices: Sequence[int], reduction: ReductionConfig) -> tuple[Batch, NDArray[np.float64]]:
         """The paths of an update, and the weight of each trained token (0 for those of other updates)."""
         paths = [path for index in indices for path in self._paths[index]]
         units = self._all.tokens
         token = np.concatenate([np.arange(path.token, path.token + len(path.position)) for path in paths])
         weight = np.zeros(len(units))
-        weight[token] = token_weights(
-            reduction, step=units.step[token], trajectory=units.trajectory[token], group=units.group[token]
+        weight[token] = reduction.weights(
+            step=units.step[token], trajectory=units.trajectory[token], group=units.group[token]
         )
         return replace(self._all, paths=paths), weight

@@ -27,7 +27,11 @@ from stepgym.train.optimizer import Optimizer, OptimizerConfig
         ({"correction": {"kind": "none", "cap": 2}}, r"correction: 'cap' has no effect with kind 'none'"),
         ({"kl": {"coef": 0.1}}, r"algorithm\.kl: 'coef' has no effect with kind 'none'"),
         ({"kl": "k4"}, r"algorithm\.kl: expected 'none', 'k1', 'k2' or 'k3'"),
-        ({"reduction": "tokens"}, r"algorithm\.reduction: expected 'token', 'step', 'trajectory' or 'group'"),
+        (
+            {"reduction": "tokens"},
+            r"algorithm\.reduction: expected 'token', 'step', 'trajectory', 'group' or 'constant'",
+        ),
+        ({"reduction": "constant"}, r"algorithm\.reduction: kind 'constant' needs 'tokens'"),
         ({"optimizer": {"learning_rat": 1}}, r"algorithm\.optimizer: unknown field 'learning_rat'; did you mean"),
         ({"mini_batch": 2}, r"algorithm: unknown field 'mini_batch'; did you mean 'mini_batches'\?"),
     ],
