@@ -82,8 +82,34 @@ class ProgressDisplay(Observer):
 
     def iteration(self, number: int, metrics: Mapping[str, Any]) -> None:
         """Print a line about an iteration."""
-        shown = "  ".join(_shown(name, metrics[name]) for name in _ITERATION if _is_number(metrics.get(name)))
-        self.note(f"iteration {number:>4}  {shown}")
+        self.note(iteration_line(number, metrics))
+
+    def alarm(self, name: str, text: str) -> None:
+        """Print an alarm so that it is seen."""
+        self.console.print(f"alarm: {text}", markup=False, soft_wrap=True, style="yellow")
+
+
+def iteration_line(number: int, metrics: Mapping[str, Any]) -> str:
+    """An iteration in a line: how it went, how many tokens were computed for how many learned from, and the time."""
+    shown = [_shown(name, metrics[name]) for name in _ITERATION if _is_number(metrics.get(name))]
+    if metrics.get("tokens_steps"):
+        shown.append(f"{short_count(metrics['tokens_forward'])} of {short_count(metrics['tokens_steps'])} tokens")
+    if _is_number(metrics.get("iteration_s")):
+        phases = [
+            f"{name} {metrics[f'seconds/{name}']:.1f}"
+            for name in ("rollout", "update", "evaluation")
+            if _is_number(metrics.get(f"seconds/{name}"))
+        ]
+        shown.append(f"{metrics['iteration_s']:.1f} s" + (f" ({', '.join(phases)})" if phases else ""))
+    return f"iteration {number:>4}  {'  '.join(shown)}"
+
+
+def short_count(number: float) -> str:
+    """`950`, `12.3k`, `4.5M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
 
 
 _LABELS = {
@@ -96,21 +122,21 @@ _LABELS = {
     "accuracy": "accuracy {:.3f}",
     "reward_mean": "reward {:+.2f}",
     "turns_mean": "turns {:.1f}",
+    "response_tokens_mean": "response {:.0f}",
     "entropy": "entropy {:.2f}",
     "logprob_gap_mean": "gap {:.1e}",
     "grad_norm": "gradient {:.2f}",
     "validation_success": "validation {:.2f}",
-    "iteration_s": "{:.1f} s",
 }
 _ITERATION = (
     "reward_mean",
     "success",
     "validation_success",
     "turns_mean",
+    "response_tokens_mean",
     "entropy",
     "logprob_gap_mean",
     "grad_norm",
-    "iteration_s",
 )
 
 
