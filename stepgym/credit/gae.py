@@ -32,8 +32,8 @@ def gae(
     others are refused.
 
     Source: Schulman et al. 2015, High-dimensional continuous control using generalized advantage estimation
-    (arXiv:1506.02438), equations 11 to 16; whitening over the batch: Huang et al. 2024, The N+ implementation details
-    of RLHF with PPO (arXiv:2403.17031), detail 17.
+    (arXiv:1506.02438), equation 16; whitening over the batch: Huang et al. 2024, The N+ implementation details
+    of RLHF with PPO (arXiv:2403.17031).
 
     Args:
         batch: Values and rewards of the trained tokens.

@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from stepgym.config import validate_kwargs
 from stepgym.credit import CREDITS
+from stepgym.credit.level import level
 from stepgym.errors import UserError
 from stepgym.plugins import Registry, unknown
 from stepgym.train.corrections import CORRECTIONS
+from stepgym.train.critic_config import CriticConfig
 from stepgym.train.losses import KLS, LOSSES
 from stepgym.train.losses.reduction import ReductionConfig
 from stepgym.train.losses.tokens import Tokens, unit_of
@@ -99,6 +101,8 @@ class LearnerConfig(BaseModel):
     Attributes:
         credit: Rewards to advantages; names in `stepgym.credit.CREDITS`.
         loss: Loss per token; names in `stepgym.train.losses.LOSSES`.
+        critic: What predicts values for credit by token (`gae`); see `stepgym.train.critic_config.CriticConfig`. There
+            for such a credit and for no other.
         kl: A KL term in the loss or in the reward.
         correction: Weights for the gap between sampler and trainer; names in `CORRECTIONS`, or `none`. With `none`
             the sampler's logprobs are not used, so what they mean is not checked either.
@@ -118,6 +122,7 @@ class LearnerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     credit: Choice = Choice(kind="grpo")
+    critic: CriticConfig | None = None
     loss: Choice = Choice(kind="ppo")
     kl: KLConfig = KLConfig()
     correction: Choice = Choice(kind="truncated")
@@ -149,6 +154,36 @@ class LearnerConfig(BaseModel):
     @classmethod
     def _kl(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _critic_where_one_is_needed(self) -> LearnerConfig:
+        kind = self.credit.kind
+        if not self.credit_by_token:
+            if self.critic is not None:
+                raise ValueError(
+                    f"'critic' has no effect with credit {kind!r}, which needs no values; it goes with gae"
+                )
+            return self
+        if self.critic is None:
+            raise ValueError(
+                f"credit {kind!r} needs a critic: add `critic: {{}}`, or use a credit without one, such as grpo, rloo "
+                "or turn_returns"
+            )
+        if self.zero_variance == "keep":
+            raise ValueError(f"'zero_variance' has no effect with credit {kind!r}: all groups are trained on")
+        return self
+
+    @property
+    def credit_by_token(self) -> bool:
+        """Whether each trained token gets an advantage of its own, from a critic's values."""
+        return level(self.function("credit")) == "token"
+
+    @property
+    def critic_updates(self) -> int | None:
+        """Number of updates that the critic's schedule is laid out for: its warm-up, and all of the policy's."""
+        if self.total_updates is None or self.critic is None:
+            return self.total_updates
+        return self.total_updates + self.critic.warmup_batches * self.mini_batches * self.epochs
 
     @property
     def scored_before_credit(self) -> bool:

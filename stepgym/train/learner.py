@@ -13,11 +13,13 @@ import torch
 
 from stepgym.credit.group import assign_all, has_signal
 from stepgym.credit.kl_in_reward import lower_rewards
+from stepgym.credit.token_rewards import require_chains
 from stepgym.credit.treatment import Group, treat
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
 from stepgym.train.config import WHOLE_UNITS, LearnerConfig
+from stepgym.train.critic import Critic
 from stepgym.train.eligibility import require_trainable
 from stepgym.train.losses import KLS
 from stepgym.train.losses.tokens import unit_of
@@ -25,6 +27,7 @@ from stepgym.train.metrics import TokenMetrics
 from stepgym.train.mini_batch import MiniBatch, Signal
 from stepgym.train.optimizer import Optimizer
 from stepgym.train.policy import Policy
+from stepgym.train.token_credit import ValueMetrics, assign_by_token
 from stepgym.train.update_report import UpdateReport, batch_metrics, outcome_metrics
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class Learner:
             adapter the model without it. Not kept without a KL term.
 
     Attributes:
+        critic: Gives values, where credit is by token; else None.
         updates: Updates made so far.
         batches: Batches learned from so far.
     """
@@ -53,6 +57,7 @@ class Learner:
         self.policy = policy
         self.config = config
         self.reference = None if config.kl.kind == "none" else reference or policy.frozen_copy()
+        self.critic = None if config.critic is None else Critic(policy, config.critic, config.critic_updates)
         self.optimizer = Optimizer(policy.model.parameters(), config.optimizer, config.total_updates)
         self.batches = 0
         self._credit = config.function("credit")
@@ -71,7 +76,7 @@ class Learner:
         """Learn from one batch of trajectories.
 
         Makes `mini_batches * epochs` updates, fewer where there are fewer groups or a mini-batch has no group with
-        signal. docs/metrics.md says what the metrics mean.
+        signal, and none while only the critic learns. docs/metrics.md says what the metrics mean.
 
         Args:
             trajectories: One batch; the order does not matter. Attempts that are not final are ignored.
@@ -87,12 +92,17 @@ class Learner:
             mini_batches, signals = self.prepare(groups)
             metrics = batch_metrics(signals, mini_batches, self.policy.processes)
             tokens, norms, made, skipped = TokenMetrics(), [], 0, 0
+            values = ValueMetrics(mini_batches)
             rate = self.optimizer.learning_rate
             for _ in range(self.config.epochs):
                 for mini in mini_batches:
                     if not mini.micro_batches:
                         skipped += 1
                         continue
+                    if self.critic is not None:
+                        values.add(self.critic.update(mini))
+                        if self.critic.warms_up(self.batches):
+                            continue
                     tokens.merge(self.backward(mini))
                     rate = self.optimizer.learning_rate
                     norm = self.optimizer.step()
@@ -104,7 +114,7 @@ class Learner:
                         skipped += 1
                         logger.warning("update %d skipped: the gradient's norm is %s", self.updates, norm)
         self.batches += 1
-        metrics |= tokens.means(self.policy.processes)
+        metrics |= tokens.means(self.policy.processes) | values.means()
         metrics |= {
             "grad_norm": float(np.mean(norms)) if norms else 0.0,
             "learning_rate": rate,
@@ -130,7 +140,12 @@ class Learner:
         require_trainable(members, correction=self._correction is not None)
         signals = [Signal(group, group.rewards) for group in groups]
         parts = self._split(signals)
-        if self.config.scored_before_credit:
+        if self.critic is not None:
+            require_chains(members, self.config.credit.kind)
+            mini_batches = [self._scored(MiniBatch.of(self.policy, part)) for part in parts]
+            options, cost, coef = self.config.credit.options, self._costs(mini_batches), self.config.kl.coef
+            assign_by_token(self._credit, options, mini_batches, self.critic, cost, coef)
+        elif self.config.scored_before_credit:
             mini_batches = [self._scored(MiniBatch.of(self.policy, part)) for part in parts]
             self._lower_rewards(mini_batches)
             self._assign(signals)
@@ -140,7 +155,8 @@ class Learner:
             mini_batches = [MiniBatch.of(self.policy, [s for s in part if s.trained]) for part in parts]
             mini_batches = [self._scored(mini) for mini in mini_batches]
         for mini in mini_batches:
-            mini.set_advantages(self.policy.device)
+            if mini.advantage is None:
+                mini.set_advantages(self.policy.device)
             self._weigh(mini)
         return mini_batches, signals
 
@@ -199,14 +215,20 @@ class Learner:
 
     def _lower_rewards(self, mini_batches: Sequence[MiniBatch]) -> None:
         """Take the KL to the reference from the rewards, where it is a part of them."""
+        for mini, costs in zip(mini_batches, self._costs(mini_batches) or (), strict=True):
+            for signal, steps in zip(mini.signals, mini.per_step(costs), strict=True):
+                signal.rewards = lower_rewards(signal.rewards, steps, self.config.kl.coef)
+
+    def _costs(self, mini_batches: Sequence[MiniBatch]) -> list[torch.Tensor] | None:
+        """The KL to the reference at each token, [M], per mini-batch; None where it is no part of the reward."""
         if self._kl is None or self.config.kl.applies_to != "reward":
-            return
+            return None
+        costs = []
         for mini in mini_batches:
             assert mini.old_logprob is not None
             assert mini.reference_logprob is not None
-            values = mini.per_step(self._kl(mini.old_logprob, mini.reference_logprob))
-            for signal, steps in zip(mini.signals, values, strict=True):
-                signal.rewards = lower_rewards(signal.rewards, steps, self.config.kl.coef)
+            costs.append(self._kl(mini.old_logprob, mini.reference_logprob))
+        return costs
 
     def _assign(self, signals: Sequence[Signal]) -> None:
         """Credit: advantages for all groups of the batch."""

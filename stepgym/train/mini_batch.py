@@ -48,6 +48,8 @@ class MiniBatch:
         step, trajectory, group: int64 [M].
         sampler_logprob: [M]; NaN where absent or not comparable.
         advantage: [M]; None before credit.
+        values: [M], the critic's before the batch's first update; None without a critic.
+        returns: [M], what the critic should have said; None without one.
         weight: [M], what the loss of each token is multiplied with: reduction and correction. None before these.
         old_logprob: [M], or None where the current log-probability is the old one.
         reference_logprob: [M], or None without a KL term.
@@ -62,6 +64,8 @@ class MiniBatch:
     group: torch.Tensor
     sampler_logprob: torch.Tensor
     advantage: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
     weight: torch.Tensor | None = None
     old_logprob: torch.Tensor | None = None
     reference_logprob: torch.Tensor | None = None

@@ -67,7 +67,7 @@ class Policy:
         self.device = self.processes.device
         self.model = model.to(device=self.device, dtype=_DTYPES[self.config.dtype])
         self.model.requires_grad_(True)
-        _disable_dropout(self.model)
+        disable_dropout(self.model)
         if self.config.dtype == "float64" and self.model._can_set_experts_implementation():
             self.model.set_experts_implementation("eager")  # torch's grouped products know no float64
         self.adapter = None if self.config.lora is None else Adapter(self.model, self.config.lora, seed=seed)
@@ -226,7 +226,8 @@ class Policy:
         return layout
 
 
-def _disable_dropout(model: torch.nn.Module) -> None:
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Switch all dropout of a model off for good."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -248,7 +248,15 @@ class Recipe(BaseModel):
             raise UserError(text if text.startswith("algorithm") else f"algorithm: {text}") from None
         if "total_updates" in self.algorithm:
             return given
-        updates = self.budget.iterations * given.mini_batches * given.epochs
+        iterations = self.budget.iterations
+        if given.critic is not None:
+            if 0 < iterations <= given.critic.warmup_batches:
+                raise UserError(
+                    f"algorithm.critic.warmup_batches: with {given.critic.warmup_batches} of {iterations} iterations "
+                    "the policy would never learn; use fewer"
+                )
+            iterations -= given.critic.warmup_batches
+        updates = iterations * given.mini_batches * given.epochs
         return given.model_copy(update={"total_updates": max(1, updates)})
 
     def sft_config(self, stage: int = 0) -> SFTConfig:
@@ -340,7 +348,7 @@ def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
     if recipe.renderer.chat_template is not None:
         template = _absolute(recipe.renderer.chat_template, folder)
         changes["renderer"] = recipe.renderer.model_copy(update={"chat_template": template})
-    for section in ("env", "engine"):
+    for section in ("env", "engine", "algorithm"):
         config = getattr(recipe, section)
         changes[section] = _with_paths_in(config, folder)
     return recipe.model_copy(update=changes)
