@@ -240,23 +240,22 @@ class Learner:
             signal.trained = signal.informative or self.config.zero_variance == "keep"
 
     def _weigh(self, mini: MiniBatch) -> None:
-        """What each token's loss is multiplied with: its weight in the reduction, and the correction if known by now.
+        """What each token's loss is multiplied with: its weight in the reduction; and the correction if known by now.
 
         What a correction masks leaves the reduction's denominators too, so it has to be known for the whole update.
         """
         units, device = mini.batch.tokens, self.policy.device
         weight = np.zeros(len(mini))
         kept = np.ones(len(mini), dtype=bool)
-        factor: torch.Tensor | float = 1.0
         if self._correction is not None and mini.old_logprob is not None:
             found = self._correction(mini.tokens(mini.old_logprob, mini.old_logprob), **self.config.correction.options)
-            factor, mini.measured = found.values.detach().double(), dict(found.metrics)
+            mini.correction, mini.measured = found.values.detach(), dict(found.metrics)
             if found.keep is not None:
                 kept = found.keep.cpu().numpy()
         weight[kept] = self.config.reduction.weights(
             step=units.step[kept], trajectory=units.trajectory[kept], group=units.group[kept]
         )
-        mini.weight = torch.from_numpy(weight).to(device) * factor
+        mini.weight = torch.from_numpy(weight).to(device)
         if not kept.any():
             mini.micro_batches = []
 
@@ -273,7 +272,9 @@ class Learner:
         loss = self._loss(tokens, **self.config.loss.options)
         values: torch.Tensor = loss.values
         measured = dict(loss.metrics)
-        if self._correction is not None and mini.old_logprob is None:
+        if mini.correction is not None:
+            values = values * mini.correction[chosen]
+        elif self._correction is not None:
             correction = self._correction(tokens, **self.config.correction.options)
             values = values * correction.values.detach()
             measured |= correction.metrics

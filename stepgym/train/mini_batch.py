@@ -50,7 +50,9 @@ class MiniBatch:
         advantage: [M]; None before credit.
         values: [M], the critic's before the batch's first update; None without a critic.
         returns: [M], what the critic should have said; None without one.
-        weight: [M], what the loss of each token is multiplied with: reduction and correction. None before these.
+        weight: [M], of each token in the reduction. None before that.
+        correction: [M], what the loss of each token, without the KL, is multiplied with; None where there is no
+            correction, or where it is taken with each micro-batch.
         old_logprob: [M], or None where the current log-probability is the old one.
         reference_logprob: [M], or None without a KL term.
         measured: Tensors [M] by name: metrics of what was computed before the first update.
@@ -67,6 +69,7 @@ class MiniBatch:
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     weight: torch.Tensor | None = None
+    correction: torch.Tensor | None = None
     old_logprob: torch.Tensor | None = None
     reference_logprob: torch.Tensor | None = None
     measured: dict[str, torch.Tensor] = field(default_factory=dict)
