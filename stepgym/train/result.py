@@ -55,8 +55,8 @@ class TrainingResult:
         return {**plain, "alarms": [alarm.to_dict() for alarm in self.alarms]}
 
 
-def outcome_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """The training episodes of all iterations, by outcome, most frequent first."""
+def count_outcomes(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The training episodes of all iterations by outcome, most frequent first, from the rows of `metrics.jsonl`."""
     counts: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from stepgym.train.alarms import Alarm
-from stepgym.train.result import TrainingResult, outcome_counts, run_totals
+from stepgym.train.result import TrainingResult, count_outcomes, run_totals
 
 ROWS = [
     {"iteration": 0, "warm_start": {"loss": 1.0, "tokens": 99}},
@@ -51,8 +51,8 @@ def test_sums_and_peaks_by_hand() -> None:
         "seconds/update": 4.0,
         "memory_rss_gib": 1.5,
     }
-    assert list(outcome_counts(ROWS).items()) == [("turn_limit", 9), ("completed", 7)]
-    assert (run_totals([]), outcome_counts([])) == ({}, {})
+    assert list(count_outcomes(ROWS).items()) == [("turn_limit", 9), ("completed", 7)]
+    assert (run_totals([]), count_outcomes([])) == ({}, {})
 
 
 def test_it_goes_to_json() -> None:
@@ -64,7 +64,7 @@ def test_it_goes_to_json() -> None:
         held_out_tasks=4,
         updates=2,
         iterations=2,
-        outcomes=outcome_counts(ROWS),
+        outcomes=count_outcomes(ROWS),
         best_iteration=2,
         seed=0,
         wall_s=10.0,
