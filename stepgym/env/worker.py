@@ -102,6 +102,11 @@ class Background(Generic[T]):
         """Whether it has ended, in whatever way."""
         return self._future.done()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended by an error, or was cancelled."""
+        return self._future.done() and self._future.exception() is not None
+
     def result(self) -> T:
         """Wait for its end. Returns what it returned, or raises what it raised.
 

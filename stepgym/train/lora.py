@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -113,16 +113,27 @@ class Adapter:
             elif not any(part.startswith("lora_") for part in name.split(".")):
                 yield name, tensor
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`."""
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapter's own weights under their names in PEFT's format, as they are held: perhaps sharded."""
         import peft
+
+        state = peft.get_peft_model_state_dict(self._peft, adapter_name=_NAME, save_embedding_layers=False)
+        yield from state.items()
+
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write the adapter in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
+
+        Args:
+            folder: Made where there is none.
+            weights: `tensors`, whole, where they are sharded; None: they are not.
+        """
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
         config = copy.copy(self._peft.peft_config[_NAME])
         config.inference_mode = True
         config.save_pretrained(str(folder))
-        state = peft.get_peft_model_state_dict(self._peft, adapter_name=_NAME, save_embedding_layers=False)
+        state = dict(self.tensors()) if weights is None else weights
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
         save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
 

@@ -27,6 +27,9 @@ from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.step import Sampling
 from stepgym.run import AGENTS
 from stepgym.run.rollouts import RolloutConfig
+from stepgym.train.overlap import OverlapConfig
+from stepgym.train.refill import RefillConfig
+from stepgym.train.sinks.config import MetricsConfig
 
 if TYPE_CHECKING:
     from stepgym.train.config import LearnerConfig
@@ -183,7 +186,10 @@ class Recipe(BaseModel):
         warm_start: Imitation before reinforcement: one stage, a list of stages in their order, or null for none.
         policy: How the trained model is held and computed (`stepgym.train.policy.PolicyConfig`).
         algorithm: How batches become updates (`stepgym.train.config.LearnerConfig`).
+        overlap: Whether rollouts go on while the policy is trained; a name, or a mapping with `kind`.
+        refill: Whether groups that can teach nothing are replaced by others.
         budget, evaluation, checkpoint: How much, how often.
+        metrics: Where metrics go besides the console and `metrics.jsonl`, and which alarms are raised.
         seed: Seeds everything.
         threads: Threads of torch on the CPU; null: as many as there are cores.
     """
@@ -201,9 +207,12 @@ class Recipe(BaseModel):
     warm_start: tuple[WarmStart, ...] = ()
     policy: dict[str, Any] = {}
     algorithm: dict[str, Any] = {}
+    overlap: OverlapConfig = OverlapConfig()
+    refill: RefillConfig = RefillConfig()
     budget: Budget = Budget()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
     seed: int = 0
     threads: int | None = Field(default=None, ge=1)
 
@@ -211,6 +220,11 @@ class Recipe(BaseModel):
     @classmethod
     def _stages(cls, value: Any) -> Any:
         return () if value is None else (value,) if isinstance(value, Mapping) else value
+
+    @field_validator("overlap", mode="before")
+    @classmethod
+    def _overlap(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
     @property
     def warm_start_tasks(self) -> int:
@@ -234,8 +248,8 @@ class Recipe(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Identifies the recipe: a run folder is resumed only by the recipe that made it."""
-        return config_digest(self.model_dump(mode="json"))
+        """Identifies the recipe: a run folder is resumed only by the recipe that made it. Where metrics go may change."""
+        return config_digest(self.model_dump(mode="json", exclude={"metrics"}))
 
     def learner_config(self) -> LearnerConfig:
         """The algorithm, checked. Raises `UserError`. Imports torch."""

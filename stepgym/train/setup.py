@@ -8,13 +8,13 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepgym.config import validate_kwargs
 from stepgym.env.base import Env
 from stepgym.env.messages import Message
 from stepgym.env.task import Task
-from stepgym.env.worker import threads
+from stepgym.env.worker import run_blocking, threads
 from stepgym.errors import UserError
 from stepgym.model.engines import ENGINES
 from stepgym.model.engines.base import ChatEngine, Engine
@@ -27,6 +27,9 @@ from stepgym.run.env_source import EnvSource
 from stepgym.run.evaluation import split_tasks
 from stepgym.seeds import derive_seed
 from stepgym.train.recipe import Recipe, RendererConfig, TinyModel, engine_fields
+
+if TYPE_CHECKING:
+    from stepgym.train.parallel.processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,13 @@ async def load_model(recipe: Recipe, source: EnvSource) -> tuple[Any, Any]:
     """`(model, tokenizer)` of the recipe. Raises `UserError` for a model that cannot be loaded."""
     if isinstance(recipe.model, TinyModel):
         return await _build_tiny(recipe, recipe.model, source)
+    return _load_pretrained(recipe.model.path)
+
+
+def load_model_everywhere(recipe: Recipe, source: EnvSource, processes: Processes) -> tuple[Any, Any]:
+    """`(model, tokenizer)` on every rank; see `load_model`. A tiny model is built on rank 0, which plays for it."""
+    if processes.size == 1 or isinstance(recipe.model, TinyModel):
+        return processes.lead(lambda: run_blocking(load_model(recipe, source)))
     return _load_pretrained(recipe.model.path)
 
 

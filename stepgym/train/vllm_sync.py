@@ -22,8 +22,9 @@ from stepgym.errors import EngineError, UserError
 from stepgym.model.engines.vllm.engine import VLLMEngine
 from stepgym.train.policy import Policy
 from stepgym.train.policy_config import PolicyConfig
-from stepgym.train.recipe import PretrainedModel, Recipe
-from stepgym.train.sync import Progress, WeightSync
+from stepgym.train.recipe import PretrainedModel, Recipe, engine_fields
+from stepgym.train.sync import Gathered, Progress, WeightSync
+from stepgym.train.weights import gathered, whole_tensors, write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class VLLMSync(WeightSync):
     """
 
     waits_for = "vllm"
+    overlaps = True
+    gathers = True
     without: ClassVar[Mapping[str, str]] = {
         "model": "in training the engine serves the policy's own model; see `model`",
         "tokenizer": "in training the engine has the policy's own tokenizer; see `model`",
@@ -58,6 +61,11 @@ class VLLMSync(WeightSync):
     def check(cls, recipe: Recipe) -> dict[str, Any]:
         """The checked fields of the engine; see `WeightSync.check`."""
         fields = super().check(recipe)
+        if recipe.overlap.kind != "none" and fields.get("sleep_level"):
+            raise UserError(
+                "engine.sleep_level: the servers cannot give their memory to the trainer where they sample while it "
+                f"trains (overlap.kind: {recipe.overlap.kind}); use 0, and a GPU for each"
+            )
         lora = validate(PolicyConfig, recipe.policy, "policy").lora
         if lora is None and fields.get("lora_rank"):
             raise UserError("engine.lora_rank: the policy trains no adapter; set policy.lora, or leave this out")
@@ -70,7 +78,36 @@ class VLLMSync(WeightSync):
                 )
         return fields
 
-    def __init__(self, recipe: Recipe, policy: Policy, tokenizer: Any, folder: Path) -> None:
+    @classmethod
+    def suited(cls, recipe: Recipe, processes: int) -> type[WeightSync]:
+        """This one. Raises `UserError` where weights of several processes shall not go through files."""
+        transfer = engine_fields(recipe).get("transfer", "file")
+        if processes > 1 and transfer != "file":
+            raise UserError(
+                f"engine.transfer: {transfer!r} is for one training process, and there are {processes}; use file"
+            )
+        return super().suited(recipe, processes)
+
+    @classmethod
+    def gather(cls, recipe: Recipe, policy: Policy, *, start: bool = False) -> Gathered:
+        """The adapter, or all weights, in the servers' type; see `WeightSync.gather`."""
+        if policy.processes.size == 1 or (start and isinstance(recipe.model, PretrainedModel)):
+            return None
+        if policy.adapter is not None and not start:
+            return gathered(policy.adapter.tensors(), keep=policy.processes.is_lead)
+        dtype = _TYPES.get(cls.check(recipe).get("dtype", _NAMES[policy.compute_dtype]))
+        return gathered(whole_tensors(policy.model, policy.adapter), keep=policy.processes.is_lead, dtype=dtype)
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: Policy,
+        tokenizer: Any,
+        folder: Path,
+        *,
+        plain: Any = None,
+        weights: Gathered = None,
+    ) -> None:
         fields = self.check(recipe)
         fields.setdefault("dtype", _NAMES[policy.compute_dtype])
         fields.setdefault("log_folder", str(folder))
@@ -86,7 +123,7 @@ class VLLMSync(WeightSync):
             if isinstance(recipe.model, PretrainedModel):
                 fields["model"] = recipe.model.path
             else:
-                fields["model"] = str(self._write("model", self._write_initial))
+                fields["model"] = str(self._write("model", lambda folder: self._write_initial(folder, weights)))
             self.engine = self._engine = VLLMEngine(**fields)
             if not isinstance(recipe.model, PretrainedModel):
                 self._engine.model = recipe.model.kind  # in records, in place of a folder that will be gone
@@ -109,7 +146,7 @@ class VLLMSync(WeightSync):
         finally:
             self._engine.on_progress = None
 
-    async def publish(self, version: str) -> None:
+    async def publish(self, version: str, weights: Gathered = None) -> None:
         """Give all servers the policy's weights; see `WeightSync.publish`. Tried again where a server died of it."""
         dropped = self._sleep_level == 2
         if version == self._version and not dropped:
@@ -119,7 +156,7 @@ class VLLMSync(WeightSync):
             await self._engine.send_weights(self._policy.named_tensors, version)
             self._version = version
             return
-        folder = await threads.run(self._write_next, version)
+        folder = await threads.run(self._write_next, version, weights)
         for attempt in range(1, PUBLISH_TRIES + 1):
             try:
                 load = self._engine.load_weights if adapter is None else self._engine.load_adapter
@@ -150,19 +187,28 @@ class VLLMSync(WeightSync):
 
     # ---- files --------------------------------------------------------------------------------------------------
 
-    def _write_next(self, version: str) -> Path:
+    def _write_next(self, version: str, weights: Gathered = None) -> Path:
         """A folder of its own with the weights (or the adapter) as they are now."""
         self._count += 1
-        name = f"{self._count:06d}-{version}"
         adapter = self._policy.adapter
-        return self._write(name, self._write_weights if adapter is None else adapter.save)
 
-    def _write_weights(self, folder: Path) -> None:
-        self._policy.save(folder, dtype=self._dtype, max_shard_size=_ONE_FILE)
+        def fill(folder: Path) -> None:
+            if adapter is None:
+                self._write_weights(folder, weights)
+            else:
+                adapter.save(folder, weights)
 
-    def _write_initial(self, folder: Path) -> None:
+        return self._write(f"{self._count:06d}-{version}", fill)
+
+    def _write_weights(self, folder: Path, weights: Gathered) -> None:
+        if weights is None:
+            self._policy.save(folder, dtype=self._dtype, max_shard_size=_ONE_FILE)
+        else:
+            write_weights(self._policy.model, dict(weights), folder, max_shard_size=_ONE_FILE)
+
+    def _write_initial(self, folder: Path, weights: Gathered) -> None:
         # Under LoRA this is the model below the adapter, which is merged into it; a new adapter changes nothing.
-        self._write_weights(folder)
+        self._write_weights(folder, weights)
         self._tokenizer.save_pretrained(folder)
 
     def _delete(self) -> None:

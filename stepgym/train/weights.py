@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,28 @@ def save_model(
         max_shard_size: Bytes of one file at most.
         write: Whether this process writes; the others only take part.
     """
+    state = gathered(whole_tensors(model, adapter), keep=write, dtype=dtype)
+    if state is not None:
+        write_weights(model, state, folder, max_shard_size=max_shard_size)
+
+
+@torch.no_grad()
+def gathered(
+    tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor] | None:
+    """Whole tensors by name in main memory, floats in `dtype`, where `keep`; None on ranks that only take part."""
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in whole_tensors(model, adapter):
-        if write:
-            state[name] = tensor.detach().to(device="cpu", dtype=dtype if tensor.is_floating_point() else None)
-    if not write:
-        return
+    for name, tensor in tensors:
+        full = whole(tensor)
+        if keep:
+            state[name] = full.detach().to(device="cpu", dtype=dtype if full.is_floating_point() else None)
+    return state if keep else None
+
+
+def write_weights(
+    model: Any, state: dict[str, torch.Tensor], folder: str | Path, *, max_shard_size: int | str = "50GB"
+) -> None:
+    """Write gathered weights, under the model's own names, as a folder that `transformers` and servers load."""
     for alias, original in tied_names(model).items():
         state[alias] = state[original]  # one storage is saved once
     with quiet_transformers():

@@ -17,9 +17,10 @@ from stepgym.record.store import TrajectoryStore
 from stepgym.run.folder import RunFolder, run_folder
 from stepgym.run.rollouts import RunStoppedError
 from stepgym.train.checkpoint import CheckpointStore
-from stepgym.train.loop import TrainingResult, check_training, train
+from stepgym.train.loop import check_training, train
 from stepgym.train.observer import Observer
 from stepgym.train.recipe import Recipe, check_recipe
+from stepgym.train.result import TrainingResult
 
 MODEL = {
     "kind": "tiny",
