@@ -17,6 +17,7 @@ from stepgym.train.config import LearnerConfig
 from stepgym.train.corrections import CORRECTIONS
 from stepgym.train.losses import KLS, LOSSES
 from stepgym.train.losses.reduction import Reduction
+from stepgym.train.refill import RefillConfig, check_refill
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 TEXT = PAGE.read_text()
@@ -34,8 +35,9 @@ def test_the_page_has_the_algorithms_people_ask_for() -> None:
 
 @pytest.mark.parametrize(("name", "recipe"), CONFIGS, ids=[name for name, _ in CONFIGS])
 def test_a_published_algorithm_is_a_config(name: str, recipe: dict[str, Any]) -> None:
-    assert list(recipe) == ["algorithm"], name
+    assert set(recipe) <= {"algorithm", "refill"}, name
     config = LearnerConfig.model_validate(recipe["algorithm"])
+    check_refill(RefillConfig.model_validate(recipe.get("refill", {})), config, samples=8)
     for field in ("credit", "loss", "correction"):
         assert callable(config.function(field))  # type: ignore[arg-type]
 
