@@ -97,9 +97,10 @@ def train(stepgym: Callable[..., Any], recipe: Path, tmp_path: Path) -> Callable
         ("outcomes.max_dropped_share=-1", ["outcomes.max_dropped_share", "from 0 to 1", "-1"]),
         ("outcomes.completed=no", ["outcomes.completed", "expected a mapping"]),
         # what does not go together
-        ("algorithm.credit=gae", ["gae", "step-wise", "grpo", "rloo"]),
-        ("algorithm.credit={kind: td_lambda}", ["td_lambda", "Use "]),
-        ("algorithm.credit=vtrace", ["vtrace", "critic", "Use "]),
+        ("algorithm.credit=gae", ["algorithm", "gae", "needs a critic", "critic: {}", "grpo", "rloo"]),
+        ("algorithm.credit={kind: td_lambda}", ["td_lambda", "step-wise", "use gae"]),
+        ("algorithm.credit=vtrace", ["vtrace", "step-wise", "use gae", "correction"]),
+        ("algorithm.critic={}", ["algorithm", "critic", "no effect", "grpo"]),
         ("sampling.top_p=0.9", ["sampling", "top_p = 0.9", "use 1.0", "correction"]),
         ("sampling.top_k=20", ["sampling", "top_k = 20"]),
         ("sampling.min_p=0.1", ["sampling", "min_p = 0.1"]),

@@ -17,7 +17,9 @@ from stepgym.train.optimizer import Optimizer, OptimizerConfig
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"credit": "gae"}, r"credit 'gae' does not fit step-wise data: .* Use grpo, maxrl, rloo or turn_returns"),
+        ({"credit": "td"}, r"credit 'td' does not fit step-wise data: .*: use gae with gae_lambda 0"),
+        ({"credit": "gae"}, r"algorithm: credit 'gae' needs a critic: add `critic: {}`"),
+        ({"credit": "gae", "critic": {"clp": 1}}, r"algorithm\.critic: unknown field 'clp'; did you mean 'clip'\?"),
         ({"credit": "grop"}, r"unknown credit 'grop'; did you mean 'grpo'\?"),
         ({"credit": {"kind": "grpo", "scale": True}}, r"credit: unknown field 'scale'"),
         ({"credit": {"gamma": 1}}, r"credit: expected a name or a mapping with 'kind'"),
