@@ -58,7 +58,7 @@ class Learner:
         self.config = config
         self.reference = None if config.kl.kind == "none" else reference or policy.frozen_copy()
         self.critic = None if config.critic is None else Critic(policy, config.critic, config.critic_updates)
-        self.optimizer = Optimizer(policy.model.parameters(), config.optimizer, config.total_updates)
+        self.optimizer = Optimizer(policy.model.named_parameters(), config.optimizer, config.total_updates)
         self.batches = 0
         self._credit = config.function("credit")
         self._loss = config.function("loss")

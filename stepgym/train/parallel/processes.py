@@ -98,6 +98,11 @@ class Processes:
         return processes
 
     @property
+    def group(self) -> Any:
+        """The group for plain objects, whose messages may be waited for as long as it takes; None with one process."""
+        return self._control
+
+    @property
     def is_lead(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
@@ -130,6 +135,29 @@ class Processes:
             self._leading = False
         self._tell((True, result))
         return result
+
+    def together(self, function: Callable[[], T]) -> T:
+        """Call a function on every rank; where it raises on one, raise that rank's error on all.
+
+        Not for functions in which ranks exchange something after the place where one may fail: the others would wait.
+        """
+        if self.size == 1:
+            return function()
+        result: Any = None
+        own: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as error:
+            own = error
+        errors = self.gather(None if own is None else _portable(own))
+        if own is not None:
+            raise own
+        for rank, told_error in enumerate(errors):
+            if told_error is not None:
+                self._told_error = rank == 0
+                raise told_error
+        told: T = result
+        return told
 
     def share(self, value: T) -> T:
         """The value that rank 0 gives, on every rank; what the others give is ignored."""
