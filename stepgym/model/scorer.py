@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from stepgym.errors import UserError
 from stepgym.model.lengths import cut_by_length
-from stepgym.model.logprobs import has_plain_head, scores_from_logits, token_scores
+from stepgym.model.logprobs import scores_from_logits, token_scores
+from stepgym.model.output_head import find_head_form
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym.record.step import Ids
 
@@ -58,7 +59,7 @@ class Scorer:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"device {device!r} cannot be used: {reason}; use cpu, cuda, cuda:0, ...") from None
         self.batch_tokens = batch_tokens
-        self._plain_head = has_plain_head(self.model)
+        self._head_form = find_head_form(self.model)
 
     @classmethod
     def load(cls, path: str | Path, **options: Any) -> Scorer:
@@ -106,11 +107,13 @@ class Scorer:
         before = torch.from_numpy(place - 1).to(self.device)
         temperature = torch.from_numpy(np.concatenate([row.temperature for row in rows])).to(self.device)
         inputs = torch.from_numpy(ids).to(self.device)
-        if self._plain_head:
+        if self._head_form is not None:
             hidden = self.model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
             head = self.model.get_output_embeddings()
             picked = hidden.flatten(0, 1).index_select(0, before)
-            scores = token_scores(picked, head.weight, targets, bias=head.bias, temperature=temperature)
+            scores = token_scores(
+                picked, head.weight, targets, bias=head.bias, form=self._head_form, temperature=temperature
+            )
         else:
             logits = self.model(input_ids=inputs, use_cache=False).logits.flatten(0, 1).index_select(0, before)
             scores = scores_from_logits(logits, targets, temperature)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from stepgym.errors import UserError
-from stepgym.model.logprobs import TokenScores, has_plain_head, scores_from_logits, token_scores
+from stepgym.model.logprobs import TokenScores, scores_from_logits, token_scores
+from stepgym.model.output_head import find_head_form
 from stepgym.train.packs.micro_batch import MicroBatch, Tree
 
 logger = logging.getLogger(__name__)
@@ -38,9 +39,9 @@ class ForwardModule(torch.nn.Module):
         super().__init__()
         self.model = model
         self._attention = attention
-        self._plain_head = has_plain_head(model)
-        if not self._plain_head:
-            logger.info("the head of %s does more than one projection: logits are computed whole", type(model).__name__)
+        self._head_form = find_head_form(model)
+        if self._head_form is None:
+            logger.info("the head of %s is none that is known: logits are computed whole", type(model).__name__)
         self.branches_not = self._try_forest()
 
     @property
@@ -72,7 +73,7 @@ class ForwardModule(torch.nn.Module):
         )
         assert place is not None
         assert target is not None
-        if self._plain_head:
+        if self._head_form is not None:
             head = self.model.get_output_embeddings()
             hidden = self._run(self.model.base_model, micro_batch).last_hidden_state.flatten(0, 1)
             scores = token_scores(
@@ -80,6 +81,7 @@ class ForwardModule(torch.nn.Module):
                 head.weight,
                 target,
                 bias=head.bias,
+                form=self._head_form,
                 temperature=temperature,
                 entropy=entropy,
                 greedy=greedy,

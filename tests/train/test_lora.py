@@ -223,7 +223,7 @@ def test_adapters_that_do_not_fit_are_one_line(make: SimpleNamespace, tmp_path: 
 
 def test_an_adapter_on_a_head_of_its_own_is_scored_and_merged(make: SimpleNamespace, tmp_path: Path) -> None:
     policy, trajectory = with_adapter(make.model("llama"), target_modules=("lm_head", "q_proj")), make.trajectory()
-    assert not policy.forward_module._plain_head
+    assert policy.forward_module._head_form is None
     policy.save(tmp_path)
     merged = Policy.load(tmp_path, PolicyConfig(device="cpu"))
     assert torch.allclose(logprobs(policy, trajectory), logprobs(merged, trajectory), atol=1e-4)
