@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,51 @@ def prefix_order(paths: Sequence[Ids], key: Sequence[int]) -> PrefixOrder:
     return PrefixOrder(np.array(order, dtype=np.int64), length, shared)
 
 
+def small_first(order: PrefixOrder) -> PrefixOrder:
+    """The same paths with the smaller subtrees of every branch before the larger ones; still what shares together.
+
+    A cut costs what the paths on both its sides share, so it should fall where large subtrees part: side branches are
+    kept with what is before them.
+    """
+    added = _added(order)
+    ranks: list[int] = []
+    shared: list[int] = []
+    waiting = [(0, len(order.length), 0)] if len(order.length) else []  # a range, and what its first path shares
+    while waiting:
+        start, end, before = waiting.pop()
+        if end - start == 1:
+            ranks.append(start)
+            shared.append(before)
+            continue
+        stem = int(order.shared[start + 1 : end].min())
+        marks = [start, *(start + 1 + np.flatnonzero(order.shared[start + 1 : end] == stem)).tolist(), end]
+        parts = [(int(added[b] - added[a] + order.shared[a]), a, b) for a, b in pairwise(marks)]
+        parts.sort(reverse=True)  # the last one is taken first
+        waiting += [(a, b, stem) for _, a, b in parts[:-1]] + [(*parts[-1][1:], before)]
+    return PrefixOrder(order.order[ranks], order.length[ranks], np.array(shared, dtype=np.int64))
+
+
+def best_cut(order: PrefixOrder, budget: int) -> tuple[PrefixOrder, list[tuple[int, int]]]:
+    """The better of the sorted order and `small_first`, and its cuts."""
+    ranges = cut(order, budget)
+    if len(ranges) < 2:
+        return order, ranges
+    other = small_first(order)
+    others = cut(other, budget)
+    return min(((order, ranges), (other, others)), key=lambda found: (nodes(*found), len(found[1])))
+
+
+def nodes(order: PrefixOrder, ranges: Sequence[tuple[int, int]]) -> int:
+    """Nodes of all ranges together."""
+    added = _added(order)
+    return sum(int(added[end] - added[start] + order.shared[start]) for start, end in ranges)
+
+
+def _added(order: PrefixOrder) -> NDArray[np.int64]:
+    """int64 [P + 1]: how many nodes the first paths have together, each adding what it does not share."""
+    return np.concatenate([[0], np.cumsum(order.length - order.shared)])
+
+
 def cut(order: PrefixOrder, budget: int) -> list[tuple[int, int]]:
     """Ranges [start, end) of the sorted paths, each a pack of at most `budget` nodes, of least cost together.
 
@@ -57,13 +103,12 @@ def cut(order: PrefixOrder, budget: int) -> list[tuple[int, int]]:
     it.
     """
     count = len(order.length)
-    # nodes of a range: its first path whole, then what each next one adds
-    added = np.concatenate([[0], np.cumsum(order.length - order.shared)])
+    added = _added(order)
     cost = np.full(count + 1, np.inf)
     origin = np.zeros(count + 1, dtype=np.int64)
     cost[0] = 0.0
     for start in range(count):
-        base = order.shared[start] - added[start]
+        base = order.shared[start] - added[start]  # the first path of a pack shares nothing
         last = int(np.searchsorted(added, budget - base, side="right")) - 1
         ends = np.arange(start + 1, max(start + 1, last) + 1)
         through = cost[start] + PACK_COST + base + added[ends]

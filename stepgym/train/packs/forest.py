@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from stepgym.train.packs.batch import Batch, Path
-from stepgym.train.packs.cutting import PrefixOrder, cut, prefix_order
+from stepgym.train.packs.cutting import PrefixOrder, best_cut, prefix_order
 from stepgym.train.packs.micro_batch import Layout, MicroBatch, Tree
 
 
@@ -29,8 +29,8 @@ def forests(batch: Batch, layout: Layout, budget: int) -> Iterator[MicroBatch]:
         "merged": [path.chain for path in paths],
         "steps": list(range(len(paths))),
     }[layout]
-    order = prefix_order([path.ids for path in paths], keys)
-    for start, end in cut(order, budget):
+    order, ranges = best_cut(prefix_order([path.ids for path in paths], keys), budget)
+    for start, end in ranges:
         yield _forest(paths, order, start, end, batch.tokens.temperature)
 
 

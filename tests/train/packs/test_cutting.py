@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepgym.train.packs.cutting import PACK_COST, PrefixOrder, cut, prefix_order
+from stepgym.record.delta import common_prefix
+from stepgym.train.packs.cutting import PACK_COST, PrefixOrder, best_cut, cut, prefix_order, small_first
+from stepgym.train.packs.cutting import nodes as nodes_of
 
 paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=7)
 
@@ -65,3 +67,29 @@ def test_a_path_over_the_budget_goes_alone() -> None:
     order = ordered([[1, 2, 3, 4, 5, 6], [1, 2], [1, 2, 9]])
     lengths = [sum(order.length[start:end].tolist()) for start, end in cut(order, 4)]
     assert 6 in lengths
+
+
+@given(paths)
+def test_the_other_order_holds_the_same_paths_and_shares_as_much(made: list[list[int]]) -> None:
+    order = ordered(made)
+    other = small_first(order)
+    assert sorted(other.order.tolist()) == sorted(order.order.tolist())
+    sequence = [made[i] for i in other.order]
+    assert other.length.tolist() == [len(path) for path in sequence]
+    for rank, (before, now) in enumerate(pairwise(sequence), start=1):
+        assert other.shared[rank] == common_prefix(np.array(before), np.array(now))
+    assert int((other.length - other.shared).sum()) == nodes(made)
+
+
+def test_side_branches_are_cut_off_with_what_is_before_them() -> None:
+    """Turns whose end is stripped from history: a long line with a short side branch at every turn."""
+    line = list(range(100, 160))
+    made = [[*line[:n], 7, 8, 9] for n in range(10, 61, 10)]
+    made += [[*line[:n], 5, 6] for n in range(10, 61, 10)]
+    order = ordered(made)
+    for budget in (66, 70, 80):
+        chosen, ranges = best_cut(order, budget)
+        total = nodes_of(chosen, ranges)
+        assert total <= nodes_of(order, cut(order, budget))
+        assert sorted(i for start, end in ranges for i in chosen.order[start:end]) == list(range(len(made)))
+    assert nodes_of(*best_cut(order, 1000)) == nodes(made)
