@@ -22,7 +22,7 @@ from stepgym.train.packs.micro_batch import MicroBatch
 from stepgym.train.parallel.sharding import reduce_gradients, shard
 from stepgym.train.policy import Policy, disable_dropout
 from stepgym.train.value_module import ValueModule
-from stepgym.train.weights import whole_tensors
+from stepgym.train.weights import whole
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Critic:
     """A value for every trained token, over the same micro-batches as the policy, and the updates that teach it.
 
     It has weights of its own: a copy of the policy's as they are now, or another model's, and a new head of one number.
-    Under LoRA its model is frozen too and it trains an adapter of the same shape.
+    Under LoRA its model is frozen too, and it trains an adapter of the same shape, which begins as the policy's.
 
     Args:
         policy: Whose micro-batches it computes; it takes over device, types, kernels and processes. Collective.
@@ -61,6 +61,8 @@ class Critic:
         if lora is not None:
             # What the returns are compared with must not change from one pass to the next.
             Adapter(model, lora.model_copy(update={"dropout": 0.0}), seed=seed)
+            if config.path is None:
+                _copy_adapter(policy, model)
         model.eval()
         if policy.config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -145,6 +147,29 @@ class Critic:
         loss, clip_fraction = (processes.sum(sums) / count).tolist()
         return {"value_loss": loss, "value_clip_fraction": clip_fraction}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that its next update depends on: the live tensors of what is trained, perhaps sharded."""
+        weights = {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
+        return {"weights": weights, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` was called; the values are copied.
+
+        Raises:
+            ValueError: It is the state of another model.
+        """
+        own, given = self.state_dict()["weights"], state["weights"]
+        if odd := set(own) ^ set(given):
+            raise ValueError(f"the critic's state is that of another model: {min(odd)}")
+        for name, tensor in own.items():
+            if tensor.shape != given[name].shape:
+                theirs, ours = list(given[name].shape), list(tensor.shape)
+                raise ValueError(f"the critic's {name} is {theirs} in the state and {ours} here")
+        for name, tensor in own.items():
+            tensor.copy_(given[name])  # into itself, where it was read in place
+        self.optimizer.load_state_dict(state["optimizer"])
+
     def _compute(self, micro_batch: MicroBatch) -> torch.Tensor:
         policy = self._policy
         autocasts = policy.compute_dtype != self.module.model.dtype
@@ -196,15 +221,34 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | N
     return float(1 - (returns.double() - values.double()).var() / variance)
 
 
+@torch.no_grad()
 def _copy(policy: Policy) -> Any:
-    """A model with the policy's weights as they are now, whole; an adapter is merged into them."""
+    """A model with the policy's weights as they are now, whole; without its adapter."""
     from transformers.initialization import no_init_weights
 
     model = policy.model
     with no_init_weights(), quiet_transformers():
         twin = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype)
-    twin.load_state_dict(dict(whole_tensors(model, policy.adapter)))
+    weights = {
+        name.replace(".base_layer.", "."): whole(tensor)
+        for name, tensor in model.state_dict().items()
+        if not _in_adapter(name)
+    }
+    twin.load_state_dict(weights)
     return twin
+
+
+@torch.no_grad()
+def _copy_adapter(policy: Policy, model: Any) -> None:
+    """Give a model's adapter the weights of the policy's."""
+    own = dict(model.named_parameters())
+    for name, parameter in policy.model.named_parameters():
+        if _in_adapter(name):
+            own[name].copy_(whole(parameter))
+
+
+def _in_adapter(name: str) -> bool:
+    return any(part.startswith("lora_") for part in name.split("."))
 
 
 def _load(path: str, policy: Policy) -> Any:

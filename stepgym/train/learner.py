@@ -91,7 +91,7 @@ class Learner:
         with self.policy.training():
             mini_batches, signals = self.prepare(groups)
             metrics = batch_metrics(signals, mini_batches, self.policy.processes)
-            tokens, norms, made, skipped = TokenMetrics(), [], 0, 0
+            tokens, norms, made, skipped, nonfinite = TokenMetrics(), [], 0, 0, 0
             values = ValueMetrics(mini_batches)
             rate = self.optimizer.learning_rate
             for _ in range(self.config.epochs):
@@ -112,6 +112,7 @@ class Learner:
                         made += 1
                     else:
                         skipped += 1
+                        nonfinite += 1
                         logger.warning("update %d skipped: the gradient's norm is %s", self.updates, norm)
         self.batches += 1
         metrics |= tokens.means(self.policy.processes) | values.means()
@@ -121,6 +122,7 @@ class Learner:
             "update": self.updates,
             "updates": made,
             "skipped_updates": skipped,
+            "nonfinite_updates": nonfinite,
             "seconds": time.perf_counter() - started,
         }
         metrics |= outcome_metrics(counts)
@@ -186,13 +188,16 @@ class Learner:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the weights that the next update depends on."""
-        return {"optimizer": self.optimizer.state_dict(), "batches": self.batches}
+        """Everything besides the policy's weights that the next update depends on."""
+        state = {"optimizer": self.optimizer.state_dict(), "batches": self.batches}
+        return state if self.critic is None else state | {"critic": self.critic.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where `state_dict` was called."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches = state["batches"]
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
 
     # ---- before the first update ------------------------------------------------------------------------------------
 

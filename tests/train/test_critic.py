@@ -14,6 +14,7 @@ import torch
 from stepgym.credit.treatment import treat
 from stepgym.errors import UserError
 from stepgym.record.outcome import OutcomePolicy
+from stepgym.train.checkpoint import CheckpointStore
 from stepgym.train.config import LearnerConfig
 from stepgym.train.critic import Critic, explained_variance, value_loss
 from stepgym.train.critic_config import CriticConfig
@@ -91,11 +92,11 @@ def test_under_lora_it_is_a_frozen_copy_with_an_adapter_of_its_own(make: SimpleN
             if "lora_B" in name:
                 parameter.normal_(0, 0.1)
     critic = with_head(Critic(policy, CriticConfig(optimizer=QUICK)))
-    merged = dict(policy.adapter.merged())
+    theirs = dict(policy.model.named_parameters())
     own = critic.module.model.state_dict()
-    assert all(
-        torch.equal(tensor, merged[n.replace(".base_layer", "")]) for n, tensor in own.items() if "lora_" not in n
-    )
+    assert any("lora_B" in name for name in own)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in own.items())
+    assert not {id(p) for p in critic.module.parameters()} & {id(p) for p in policy.model.parameters()}
     trained = {name for name, p in critic.module.named_parameters() if p.requires_grad}
     assert {name.rpartition(".")[0] for name in trained if "lora_" not in name} == {"value_head"}
     assert any("lora_A" in name for name in trained)
@@ -322,6 +323,43 @@ def test_metrics_without_anything_to_train_on(make: SimpleNamespace) -> None:
     report = learner.update([])
     assert report.updates == 0
     assert "explained_variance" not in report.metrics
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_it_goes_on_from_its_state_as_if_it_had_never_stopped(
+    make: SimpleNamespace, lora: bool, tmp_path: Path
+) -> None:
+    made = make.group(1, [1.0, 0.0, 0.5])
+    config = gae_config({"optimizer": {**QUICK, "decay": "linear"}}, total_updates=6, mini_batches=1, epochs=2)
+
+    def learner_of() -> Learner:
+        held = PolicyConfig(device="cpu", lora=LoRAConfig(rank=2) if lora else None)
+        return Learner(Policy(make.model(), held), config)
+
+    def weights(learner: Learner) -> list[torch.Tensor]:
+        assert learner.critic is not None
+        return [p.detach().clone() for m in (learner.policy.model, learner.critic.module) for p in m.parameters()]
+
+    unbroken, killed, resumed = learner_of(), learner_of(), learner_of()
+    store = CheckpointStore(tmp_path)
+    for learner in (unbroken, killed):
+        learner.update(made)
+    store.save(killed)
+    store.restore(resumed)
+    for learner in (unbroken, resumed):
+        report = learner.update(made)
+    assert all(torch.equal(a, b) for a, b in zip(weights(unbroken), weights(resumed), strict=True))
+    assert report.metrics["value_mean"] != 0.0
+    assert not all(torch.equal(a, b) for a, b in zip(weights(killed), weights(resumed), strict=True))
+
+
+def test_a_state_that_is_not_its_own_is_refused(make: SimpleNamespace) -> None:
+    one, other = (Critic(make.policy(architecture), CriticConfig()) for architecture in ("qwen3", "llama"))
+    with pytest.raises(ValueError, match="the critic's state is that of another model"):
+        one.load_state_dict(other.state_dict())
+    wider = Critic(Policy(make.model(intermediate_size=32), PolicyConfig(device="cpu")), CriticConfig())
+    with pytest.raises(ValueError, match=r"the critic's .* is \[32, 16\] in the state and \[24, 16\] here"):
+        one.load_state_dict(wider.state_dict())
 
 
 # ---- the config -----------------------------------------------------------------------------------------------------

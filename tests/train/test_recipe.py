@@ -86,6 +86,24 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     assert engine_fields(recipe)["model"] == str(home / "model")
 
 
+def test_a_critics_model_is_relative_to_the_recipe_and_its_warm_up_leaves_updates(tmp_path: Path) -> None:
+    (tmp_path / "reward-model").mkdir()
+    critic = {"path": "reward-model", "warmup_batches": 4}
+    fields = {
+        **SMALL,
+        "algorithm": {"credit": "gae", "critic": critic, "mini_batches": 2},
+        "budget": {"iterations": 10},
+    }
+    config = check_recipe(fields, tmp_path / "r.yaml").learner_config()
+    assert config.critic is not None
+    assert config.critic.path == str(tmp_path / "reward-model")
+    assert (config.total_updates, config.critic_updates) == (12, 20)
+    with pytest.raises(
+        UserError, match=r"^algorithm.critic.warmup_batches: with 4 of 4 iterations the policy would never"
+    ):
+        check_recipe({**fields, "budget": {"iterations": 4}}, tmp_path / "r.yaml").learner_config()
+
+
 def test_data_sets_of_all_splits_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "test.jsonl").write_text("{}")
