@@ -92,6 +92,8 @@ class KLConfig(BaseModel):
             for name in ("coef", "applies_to"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name!r} has no effect with kind 'none'; kinds: {', '.join(KLS)}")
+        if self.kind == "k1" and self.applies_to == "loss":
+            raise ValueError("k1 in the loss has a gradient of zero on average; use k2 or k3, or applies_to: reward")
         return self
 
 

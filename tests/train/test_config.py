@@ -113,3 +113,9 @@ def test_a_gradient_that_is_not_finite_makes_no_update() -> None:
     weight.grad = torch.tensor([[math.nan]])
     assert math.isnan(optimizer.step())
     assert (weight.item(), optimizer.updates, weight.grad) == (1.0, 0, None)
+
+
+def test_an_estimator_of_the_kl_whose_gradient_is_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="k1 in the loss has a gradient of zero on average; use k2 or k3"):
+        LearnerConfig(kl="k1")  # type: ignore[arg-type]
+    assert LearnerConfig(kl={"kind": "k1", "applies_to": "reward"}).scored_before_credit  # type: ignore[arg-type]
