@@ -22,8 +22,8 @@ class ValueModule(ForwardModule):
     """
 
     def __init__(self, model: Any, attention: ModuleType) -> None:
-        model.set_output_embeddings(torch.nn.Identity())
         super().__init__(model, attention)
+        model.set_output_embeddings(torch.nn.Identity())
         config = model.config.get_text_config()
         wide = torch.float64 if model.dtype == torch.float64 else torch.float32
         self.value_head = torch.nn.Linear(config.hidden_size, 1, dtype=wide, device=model.device)
