@@ -21,6 +21,7 @@ def train(
 
     from stepgym.cli.progress import ProgressDisplay
     from stepgym.cli.tables import policy_table
+    from stepgym.cli.training_table import training_table
     from stepgym.run.folder import default_path, run_folder
     from stepgym.run.rollouts import RunStoppedError
     from stepgym.train.recipe import load_recipe
@@ -48,15 +49,7 @@ def train(
         print(json.dumps(result.to_dict(), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for name, before, after in (
-        ("sampled", result.success_before, result.success_after),
-        ("greedy", result.greedy_before, result.greedy_after),
-    ):
-        if before is not None and after is not None:
-            console.print(f"success on {result.held_out_tasks} held-out tasks, {name}: {before:.3f} -> {after:.3f}")
-    counts = ", ".join(f"{name} {count}" for name, count in result.outcomes.items())
-    console.print(f"outcomes in training: {counts or 'none'}")
-    console.print(f"updates {result.updates}, seed {result.seed}, {result.wall_s:.0f} s")
+    console.print(training_table(result), soft_wrap=False)
     console.print(f"run      {path}")
     console.print(f"curve    {path / 'curve.png'}")
     console.print(f"model    {result.model}")

@@ -79,6 +79,7 @@ def check_training(recipe: Recipe, processes: int = 1) -> None:
         recipe.sft_config(stage)
     validate(PolicyConfig, recipe.policy, "policy")
     check_sync(recipe, processes)
+    recipe.metrics.require_packages()
     if recipe.budget.iterations:
         require_trainable_sampling(recipe.sampling.sampling, correction=algorithm.correction.kind != "none")
         check_overlap(recipe.overlap, algorithm)

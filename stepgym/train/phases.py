@@ -81,15 +81,21 @@ def memory_metrics(device: torch.device | str = "cpu") -> dict[str, float]:
 def throughput_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """Tokens per second of an iteration, from its other metrics; what cannot be told is left out.
 
-    - `rollout_tokens_per_second`: sampled tokens (of the episodes that stand) per second of rollout;
+    - `sampled_tokens_per_second`: sampled tokens (of the episodes that stand) per second of the whole iteration;
+    - `rollout_tokens_per_second`: the same per second of rollout; where rollouts overlap with updates these seconds are
+      those that were waited for them;
     - `update_tokens_per_second`: tokens that were learned from, each step counted whole, per second of update;
     - `forward_tokens_per_second`: tokens that were computed for it, per second of update;
     - `sharing`: tokens that were learned from per token that was computed.
     """
     numbers: dict[str, float] = {}
     sampled = float(row.get("episode_tokens_mean", 0.0)) * float(row.get("episodes", 0.0))
-    rollout, update = float(row.get("seconds/rollout", 0.0)), float(row.get("seconds/update", 0.0))
+    rollout, update, whole = (
+        float(row.get(name, 0.0)) for name in ("seconds/rollout", "seconds/update", "iteration_s")
+    )
     steps, forward = float(row.get("tokens_steps", 0.0)), float(row.get("tokens_forward", 0.0))
+    if whole > 0 and sampled > 0:
+        numbers["sampled_tokens_per_second"] = sampled / whole
     if rollout > 0 and sampled > 0:
         numbers["rollout_tokens_per_second"] = sampled / rollout
     if update > 0 and forward > 0:

@@ -248,7 +248,7 @@ class Recipe(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Identifies the recipe: a run folder is resumed only by the recipe that made it. Where metrics go may change."""
+        """Identifies the recipe: a run is resumed only by the one that began it, but for where its metrics go."""
         return config_digest(self.model_dump(mode="json", exclude={"metrics"}))
 
     def learner_config(self) -> LearnerConfig:

@@ -216,5 +216,6 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(make: SimpleNamesp
     LOSSES.register("of_the_test_that_is_not_finite", not_finite)
     config = LearnerConfig(loss="of_the_test_that_is_not_finite")
     report = Learner(policy, config).update(make.group(1, [1.0, 0.0]))
-    assert (report.updates, report.metrics["skipped_updates"]) == (0, 1)
+    metrics = report.metrics
+    assert (report.updates, metrics["skipped_updates"], metrics["nonfinite_updates"]) == (0, 1, 1)
     assert torch.equal(weights(policy), before)

@@ -64,10 +64,12 @@ def test_tokens_per_second_by_hand() -> None:
         "episode_tokens_mean": 50.0,
         "seconds/rollout": 10.0,
         "seconds/update": 2.0,
+        "iteration_s": 16.0,
         "tokens_steps": 900,
         "tokens_forward": 300,
     }
     assert throughput_metrics(row) == {
+        "sampled_tokens_per_second": 12.5,
         "rollout_tokens_per_second": 20.0,
         "update_tokens_per_second": 450.0,
         "forward_tokens_per_second": 150.0,
