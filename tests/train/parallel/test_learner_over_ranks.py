@@ -83,7 +83,7 @@ def learn(processes: Processes, lora: bool, config: dict[str, Any]) -> dict[str,
     ("size", "lora", "config"),
     [
         (2, False, {}),
-        (3, False, {"loss": {"kind": "gspo", "unit": "trajectory"}, "correction": {"kind": "token_tis"}}),
+        (3, False, {"loss": {"kind": "gspo", "unit": "trajectory"}, "correction": "truncated"}),
         (2, True, {}),
     ],
 )
@@ -93,16 +93,16 @@ def test_updates_over_ranks_are_those_of_one_process(
     alone = learn(Processes.start("cpu", {}), lora, config)
     before = trained(learner_of(Processes.start("cpu", {}), lora=lora))
     moved = torch.tensor(alone["weights"]) - torch.tensor(before)
-    told = {"seconds", "memory_peak_bytes", "tokens_forward", "tokens_per_second", "visible_pairs"}
     for answer in ranks(learn, size=size, lora=lora, config=config):
         error = torch.tensor(answer["weights"]) - torch.tensor(alone["weights"])
         assert error.norm() / moved.norm() < 1e-3  # of what four Adam steps moved; it divides by small numbers
         assert error.norm() / torch.tensor(before).norm() < 1e-5
         for ours, theirs in zip(alone["metrics"], answer["metrics"], strict=True):
             assert set(ours) == set(theirs)
-            for name in sorted(set(ours) - told):
-                if "tokens" not in name and "ratio" not in name and "share" not in name:
-                    assert theirs[name] == pytest.approx(ours[name], rel=1e-3, abs=1e-5), name
+            for name in set(ours) - {"seconds", "tokens_forward", "micro_batches"}:  # micro-batches are cut smaller
+                assert theirs[name] == pytest.approx(ours[name], rel=1e-3, abs=1e-5), name
+            assert theirs["tokens_forward"] >= ours["tokens_forward"]
+            assert theirs["micro_batches"] >= ours["micro_batches"]
 
 
 def write(processes: Processes, folder: str, lora: bool) -> dict[str, Any]:
