@@ -226,6 +226,8 @@ class _Display:
     def watch(self, iteration: int | None) -> None:
         """Show this one from now on."""
         with self._lock:
+            if iteration is None and self._watched is not None:
+                self._rounds.pop(self._watched, None)  # it has been taken
             self._watched = iteration
             if iteration in self._rounds:
                 self._show(self._rounds[iteration])
@@ -233,7 +235,6 @@ class _Display:
     def begin(self, iteration: int, round_: _Round) -> None:
         """A round of a lot begins."""
         with self._lock:
-            self._rounds = {number: known for number, known in self._rounds.items() if number >= iteration}
             self._rounds[iteration] = round_
             if iteration == self._watched:
                 self._show(round_)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coin import RECIPE, WARM, Coin, closed
 
-from stepgym.env.base import Env
-from stepgym.env.messages import user
-from stepgym.env.task import Task
-from stepgym.errors import ActionError, UserError
+from stepgym.errors import UserError
 from stepgym.record.store import TrajectoryStore
 from stepgym.run.folder import RunFolder, run_folder
 from stepgym.run.rollouts import RunStoppedError
@@ -21,67 +19,6 @@ from stepgym.train.loop import check_training, train
 from stepgym.train.observer import Observer
 from stepgym.train.recipe import Recipe, check_recipe
 from stepgym.train.result import TrainingResult
-
-MODEL = {
-    "kind": "tiny",
-    "vocab_size": 320,
-    "layers": 1,
-    "width": 64,
-    "heads": 2,
-    "context_length": 96,
-    "corpus_tasks": 16,
-    "special_tokens": ["<say>", "</say>"],
-}
-WARM = {
-    "tasks": 16,
-    "sft": {"updates": 25, "batch_size": 16, "optimizer": {"learning_rate": 5e-3, "warmup_updates": 2}},
-}
-RECIPE: dict[str, Any] = {
-    "env": {"kind": f"{__name__}:Coin"},
-    "model": MODEL,
-    "rollout": {"samples": 4, "max_response_tokens": 10},
-    "warm_start": WARM,
-    "algorithm": {"optimizer": {"learning_rate": 1e-3, "warmup_updates": 2}},
-    "budget": {"iterations": 4, "tasks_per_iteration": 4},
-    "evaluation": {"every": 2, "validation_tasks": 4, "test_tasks": 6},
-    "checkpoint": {"every": 3, "keep": 1},
-    "threads": 1,
-}
-closed: list[str] = []
-
-
-class Shelf:
-    """What the environments share."""
-
-    def close(self) -> None:
-        closed.append("shelf")
-
-
-class Coin(Env):
-    """Say heads or tails; the expert says both as often, and heads wins."""
-
-    stop = ("</say>",)
-    max_turns = 2
-
-    @classmethod
-    def open_shared(cls, **config: Any) -> Shelf:
-        return Shelf()
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task(id=f"{split}-{n}", prompt="Toss.", answer="heads" if n % 2 else "tails") for n in range(40)]
-
-    def begin(self, task: Task) -> Any:
-        assert isinstance(self.shared, Shelf)
-        return [user(task.prompt)]
-
-    def act(self, message: Any) -> Any:
-        said = message["text"]
-        if said not in ("<say>heads</say>", "<say>tails</say>"):
-            raise ActionError("say heads or tails", status="no_action")
-        return [], float(said == "<say>heads</say>"), True, False, {}
-
-    def expert(self, task: Task) -> Iterator[str]:
-        yield f"<say>{task.answer}</say>"
 
 
 class Witness(Observer):
