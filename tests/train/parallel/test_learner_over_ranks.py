@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from stepgym.credit.treatment import treat
 from stepgym.errors import UserError
+from stepgym.record.outcome import OutcomePolicy
 from stepgym.train.checkpoint import CheckpointStore
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
@@ -71,6 +74,44 @@ def digest(learner: Learner) -> str:
 def trained(learner: Learner) -> list[float]:
     parts = [whole(p.detach()).flatten() for p in learner.policy.model.parameters() if p.requires_grad]
     return torch.cat(parts).tolist()
+
+
+def gradient(processes: Processes, architecture: str, dtype: str, layout: str, budget: int) -> list[float]:
+    """Of the first update, with pi_old some way off. Two samples said the same and were rewarded differently."""
+    made = batch()
+    twin = dataclasses.replace(made[1], id=dataclasses.replace(made[1].id, sample=9), reward=1.0)
+    options = PolicyConfig(device="cpu", dtype=dtype, layout=layout, micro_batch_tokens=budget)
+    policy = Policy(records().make_model(architecture), options, processes=processes)
+    learner = Learner(policy, LearnerConfig(loss={"kind": "ppo", "dual_clip": 1.5}, correction="truncated", epochs=2))
+    mini_batches, _ = learner.prepare(treat([*made, twin], OutcomePolicy())[0])
+    for mini in mini_batches:
+        assert mini.old_logprob is not None
+        mini.old_logprob += torch.linspace(-0.3, 0.3, len(mini.old_logprob))
+        learner.backward(mini)
+    parts = [whole(p.grad) if p.grad is not None else torch.zeros(p.shape) for p in policy.model.parameters()]
+    return torch.cat([part.flatten() for part in parts]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "size"),
+    [
+        ("qwen2", "float32", 2),
+        ("qwen3", "float32", 3),
+        ("qwen3", "float64", 2),
+        ("llama", "float32", 2),
+        ("qwen3_moe", "float32", 2),
+        ("qwen3_moe", "float64", 3),
+    ],
+)
+def test_the_gradient_of_trees_over_ranks_is_that_of_every_step_alone(
+    ranks: Ranks, architecture: str, dtype: str, size: int
+) -> None:
+    alone = torch.tensor(gradient(Processes.start("cpu", {}), architecture, dtype, "steps", 1), dtype=torch.float64)
+    assert alone.norm() > 0
+    for budget in (50, 16384):
+        for answer in ranks(gradient, size=size, architecture=architecture, dtype=dtype, layout="tree", budget=budget):
+            error = float((torch.tensor(answer, dtype=torch.float64) - alone).norm() / alone.norm())
+            assert error < {"float32": 1e-5, "float64": 1e-6}[dtype]
 
 
 def learn(processes: Processes, lora: bool, config: dict[str, Any]) -> dict[str, Any]:
