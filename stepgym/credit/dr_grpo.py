@@ -12,8 +12,8 @@ def dr_grpo(group: GroupRewards) -> Advantages:
 
     No standard deviation, so that questions on which nearly all samples agree weigh no more than others. It is one
     half of Dr. GRPO; the other half is the reduction: the sum over a trajectory's tokens divided by a constant, not by
-    their number, so that long wrong answers are not punished less per token (`reduction: constant`). Each step of a
-    trajectory gets its trajectory's advantage. A group of one gets 0.
+    their number, so that long wrong answers are not punished less per token (`reduction: {kind: constant, tokens: N}`).
+    Each step of a trajectory gets its trajectory's advantage. A group of one gets 0.
 
     Source: Liu et al. 2025, Understanding R1-Zero-like training: a critical perspective (arXiv:2503.20783), section
     3.2.

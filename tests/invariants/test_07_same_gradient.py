@@ -122,6 +122,34 @@ def test_every_layout_gives_the_same_gradient_under_every_credit(make: SimpleNam
         assert distance(gradient_of(make.policy(layout=layout, budget=budget), made, make, credit=credit), alone) < 1e-5
 
 
+def test_every_layout_gives_the_same_gradient_to_policy_and_critic_under_credit_by_token(make: SimpleNamespace) -> None:
+    made = [trajectory for trajectory in batch(make) if trajectory.id.task_id != "breaks"]
+
+    def found(layout: str, budget: int = 16384) -> torch.Tensor:
+        policy = make.policy(layout=layout, budget=budget)
+        config = LearnerConfig(
+            credit={"kind": "gae", "gamma": 0.99, "gae_lambda": 0.9},
+            critic={},
+            kl={"kind": "k1", "coef": 0.2, "applies_to": "reward"},
+            epochs=2,
+        )
+        learner = Learner(policy, config, make.policy(seed=9))
+        assert learner.critic is not None
+        with torch.no_grad():
+            torch.nn.init.normal_(learner.critic.module.value_head.weight, generator=torch.Generator().manual_seed(1))
+        (mini,), _ = learner.prepare(treat(made, OutcomePolicy())[0])
+        move(policy)
+        learner._moved = True
+        learner.backward(mini)
+        assert learner.critic.backward(mini)["value_loss"] > 0.1
+        own = [p.grad.double().flatten() for p in learner.critic.module.parameters() if p.grad is not None]
+        return torch.cat([make.gradient(policy) / make.gradient(policy).norm(), torch.cat(own) / torch.cat(own).norm()])
+
+    alone = found("steps", budget=1)
+    for layout, budget in (("merged", 16384), ("tree", 16384), ("tree", 40)):
+        assert distance(found(layout, budget), alone) < 1e-5, (layout, budget)
+
+
 @pytest.mark.parametrize(
     "config",
     [
