@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar
 
 from stepgym.train.sinks.base import RunInfo, Sink
+
+logger = logging.getLogger(__name__)
 
 
 class TrackioSink(Sink):
@@ -48,7 +51,7 @@ class TrackioSink(Sink):
         import trackio
 
         name = self._name or f"{run.name}-{run.id}".replace("/", "-")
-        with redirect_stdout(sys.stderr):  # it prints; stdout is for results
+        with _quietly():
             self._run = trackio.init(**self._options, name=name, config=dict(run.config), resume="allow", embed=False)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -57,7 +60,7 @@ class TrackioSink(Sink):
 
     def alarm(self, step: int, name: str, text: str) -> None:
         """Send an alert, which trackio passes on where it is told to (TRACKIO_WEBHOOK_URL)."""
-        with redirect_stdout(sys.stderr):
+        with _quietly():
             self._run.alert(title=f"{name} (iteration {step})", text=text)
 
     def close(self, summary: Mapping[str, float] | None) -> None:
@@ -66,5 +69,14 @@ class TrackioSink(Sink):
             return
         import trackio
 
-        with redirect_stdout(sys.stderr):
+        with _quietly():
             trackio.finish()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Log what trackio prints: stdout is for results."""
+    with redirect_stdout(io.StringIO()) as said:
+        yield
+    for line in said.getvalue().splitlines():
+        logger.debug("%s", line)
