@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from stepgym.train.sinks.base import RunInfo, Sink
@@ -42,8 +43,10 @@ class WandbSink(Sink):
 
     @property
     def address(self) -> str | None:
-        """The run's page, or offline its folder."""
-        return None if self._run is None else str(self._run.url or self._run.dir)
+        """The run's page, or offline what uploads it."""
+        if self._run is None:
+            return None
+        return f"wandb sync {Path(self._run.dir).parent}" if self._run.offline else str(self._run.url)
 
     def open(self, run: RunInfo) -> None:
         """Begin the run, or go on with the one of this id."""

@@ -53,7 +53,7 @@ def test_offline_runs_of_one_id_hold_every_iteration_once(
         for number in range(1, 4):
             log.iteration(number, make_row(number, truncated_rate=0.9))
         log.close(None)
-    assert notes.notes[0].startswith("wandb: ")
+    assert notes.notes[0].startswith(f"wandb: wandb sync {path}/wandb/offline-run-")
     assert not [note for note in notes.notes if note.startswith("sink")]
     with logged(path, config, 2) as (log, _):
         for number in range(3, 6):
