@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ def step_advantages(
         members, _ = treat(group, OutcomePolicy.from_config(run.section("outcomes")))
         if not any(member.trajectory.id == trajectory.id for found in members for member in found.members):
             return StepAdvantages(None, f"none: {trajectory.outcome} is masked or dropped, as if never drawn")
-        unknown = _not_known_afterwards(run, level(function), kind)
+        unknown = _not_known_afterwards(run, trajectory.id.iteration, level(function), kind)
         if unknown:
             return StepAdvantages(None, f"unknown: {unknown}")
         whole = level(function) == "batch"
@@ -75,19 +76,33 @@ def step_advantages(
     return StepAdvantages(tuple(advantages[own][place].tolist()), note)
 
 
-def _not_known_afterwards(run: RecordedRun, looks_at: Level, kind: str) -> str:
-    """Why rewards on disk do not say what the advantages were; empty where they do."""
+def _not_known_afterwards(run: RecordedRun, iteration: int, looks_at: Level, kind: str) -> str:
+    """Why what is on disk does not say what the advantages were; empty where it does."""
     if looks_at == "token":
         return f"{kind} gives each token an advantage of its own, from a critic's values that were not kept"
     kl = run.section("algorithm").get("kl")
     if isinstance(kl, Mapping) and kl.get("applies_to") == "reward" and kl.get("kind", "none") != "none":
         return "the KL to the reference was taken off the rewards, and it was not kept"
-    if looks_at == "batch":
-        overlap, refill = run.config.get("overlap"), run.section("refill")
-        mode = overlap.get("kind", "none") if isinstance(overlap, Mapping) else overlap or "none"
-        if mode != "none" or refill.get("rounds"):
-            return f"{kind} looks at a whole batch, and which of the stored groups made one up was not kept"
+    # The config says what may have been left out of the batch, and the iteration's metrics whether anything was.
+    row = _metrics(run, iteration)
+    if run.section("overlap").get("max_staleness") and (row is None or row.get("stale_dropped")):
+        return "trajectories of this iteration were left out as stale, and which ones was not kept"
+    if looks_at == "batch" and run.section("refill").get("rounds") and (row is None or row.get("refilled_groups")):
+        return f"{kind} looks at a whole batch, and groups of this one were replaced, which ones was not kept"
     return ""
+
+
+def _metrics(run: RecordedRun, iteration: int) -> Mapping[str, object] | None:
+    """What the run wrote about an iteration; None where it wrote nothing."""
+    file = run.path / "metrics.jsonl"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:  # half a line, of a run that was killed
+            continue
+        if isinstance(row, dict) and row.get("iteration") == iteration and "warm_start" not in row:
+            return row
+    return None
 
 
 def _credit(given: object) -> tuple[str, dict[str, object]]:

@@ -144,9 +144,11 @@ def test_a_credit_over_the_batch_sees_every_group_of_the_iteration(tmp_path: Pat
 @pytest.mark.parametrize(
     ("config", "note"),
     [
-        ("algorithm: {credit: reinforce}\noverlap: {kind: async}\n", "reinforce looks at a whole batch, and which of"),
-        ("algorithm: {credit: reinforce}\noverlap: one_step_off\n", "reinforce looks at a whole batch, and which of"),
-        ("algorithm: {credit: reinforce}\nrefill: {rounds: 2}\n", "reinforce looks at a whole batch, and which of"),
+        ("overlap: {kind: async, max_staleness: 2}\n", "trajectories of this iteration were left out as stale"),
+        (
+            "algorithm: {credit: reinforce}\nrefill: {rounds: 2}\n",
+            "reinforce looks at a whole batch, and groups of this",
+        ),
         ("algorithm: {credit: gae, critic: {}}\n", "gae gives each token an advantage of its own, from a critic"),
         ("algorithm: {kl: {kind: k1, applies_to: reward}}\n", "the KL to the reference was taken off the rewards"),
     ],
@@ -155,6 +157,22 @@ def test_advantages_that_cannot_be_known_afterwards(tmp_path: Path, config: str,
     shown = show(run_of(tmp_path, [made("t", i, reward) for i, reward in enumerate(REWARDS)], config), "train/0/t/0")
     assert shown.advantages is None
     assert shown.advantage_note.startswith(f"unknown: {note}")
+
+
+def test_the_metrics_say_whether_anything_was_left_out(tmp_path: Path) -> None:
+    group = [made("t", i, reward) for i, reward in enumerate(REWARDS)]
+    config = "algorithm: {credit: reinforce}\noverlap: {kind: async, max_staleness: 2}\nrefill: {rounds: 1}\n"
+    run = run_of(tmp_path, group, config)
+    rows = (
+        '{"iteration": 0, "warm_start": {}}\n{"iteration": 0, "members": 4}\n{"iteration": 1, "stale_dropped": 3}\n{"it'
+    )
+    (run / "metrics.jsonl").write_text(rows)
+    assert show(run, "train/0/t/0").advantages == (0.5, 0.5)
+    for row, note in (({"stale_dropped": 1.0}, "stale"), ({"refilled_groups": 2.0}, "replaced")):
+        (run / "metrics.jsonl").write_text(json.dumps({"iteration": 0, **row}) + "\n")
+        shown = show(run, "train/0/t/0")
+        assert shown.advantages is None
+        assert note in shown.advantage_note
 
 
 def test_the_outcome_policy_is_the_configs(tmp_path: Path) -> None:
