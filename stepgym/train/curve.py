@@ -50,6 +50,7 @@ def draw_curve(path: Path, metrics: Sequence[Mapping[str, Any]], before: float |
         axes.set_title(label, fontsize=8)
         axes.tick_params(labelsize=7)
     for axes in (large, *small):
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         for place, iteration in enumerate(alarms):
             told = {"label": "alarm"} if axes is large and place == 0 else {}
