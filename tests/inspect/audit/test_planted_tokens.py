@@ -297,6 +297,14 @@ def test_stale_weights(guess: Any) -> None:
     assert found.severity == "warning"
 
 
+def test_older_weights_are_by_the_nature_of_rollouts_that_overlap_with_training(guess: Any) -> None:
+    (guess.folder / "config.yaml").write_text("overlap:\n  kind: async\n")
+    step = guess.clean[2].steps[1]
+    audit = guess.audit(guess.step(2, 1, weights_versions=(("2", 0, len(step.response_ids)),)))
+    assert [f.severity for f in audit.findings if f.check == "stale_weights"] == ["note"]
+    assert audit.count("error") == audit.count("warning") == 0
+
+
 def test_an_iteration_sampled_with_older_weights_than_the_one_before(guess: Any) -> None:
     later = [
         replace(

@@ -41,8 +41,12 @@ def weights_spans(view: StepView) -> Iterator[Fault]:
 
 @check("run")
 def stale_weights(run: Statistics) -> Iterator[Fault]:
-    """The rollouts of an iteration come from the weights of that iteration, and later ones from no older weights."""
+    """The rollouts of an iteration come from the weights of that iteration, and later ones from no older weights.
+
+    Under `overlap: async` neither is so by its nature: what is found then is a note.
+    """
     newest_before: tuple[int, str] | None = None
+    asynchronous = run.facts.section("overlap").get("kind") == "async"
     for (phase, iteration), versions in sorted(run.versions.items()):
         if phase != TRAINED_PHASE:
             continue
@@ -53,7 +57,7 @@ def stale_weights(run: Statistics) -> Iterator[Fault]:
                     f"version {version} of the weights sampled {use.tokens} tokens; the iteration's is {current}",
                     use.token,
                     # Weights that change while responses are sampled leave older tokens by their nature.
-                    severity="note" if (phase, iteration) in run.in_flight else "warning",
+                    severity="note" if asynchronous or (phase, iteration) in run.in_flight else "warning",
                     step=use.step,
                     trajectory=use.trajectory,
                 )
@@ -63,6 +67,7 @@ def stale_weights(run: Statistics) -> Iterator[Fault]:
                 f"iteration {iteration} was sampled with weights of version {current}, "
                 f"after iteration {newest_before[0]} with version {newest_before[1]}",
                 token,
+                severity="note" if asynchronous else "warning",
                 step=step,
                 trajectory=trajectory,
             )
