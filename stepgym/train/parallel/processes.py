@@ -40,18 +40,19 @@ class Processes:
         rank: This process's number, from 0.
         size: Number of processes.
         local_rank: This process's number on its machine, from 0.
+        local_size: Number of processes on this machine.
         device: Where this process computes: its GPU, or the CPU.
     """
 
-    def __init__(self, rank: int, size: int, local_rank: int, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
+        self.local_size = local_size
         self.device = device
         self._control: Any = None
         self._owns_group = False
         self._leading = False
-        self._told_error = False
 
     @classmethod
     def start(cls, device: str = "auto", environment: Mapping[str, str] | None = None) -> Processes:
@@ -63,7 +64,8 @@ class Processes:
         Args:
             device: `auto`: this process's GPU (by LOCAL_RANK) where there is one, else the CPU; else a torch device.
                 `cuda` without a number is this process's GPU.
-            environment: Instead of `os.environ`: RANK, WORLD_SIZE, LOCAL_RANK, and MASTER_ADDR and MASTER_PORT.
+            environment: Instead of `os.environ`: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+                MASTER_PORT.
 
         Raises:
             UserError: The environment says that there are other processes, but not how to reach them; the device is
@@ -76,7 +78,8 @@ class Processes:
             raise UserError(
                 f"RANK is {rank} and WORLD_SIZE is {size}: a rank is from 0 to WORLD_SIZE - 1; use torchrun"
             )
-        processes = cls(rank, size, local_rank, _device(device, local_rank, size))
+        local_size = _number(environment, "LOCAL_WORLD_SIZE", size)
+        processes = cls(rank, size, local_rank, local_size, _device(device, local_rank, size))
         if size == 1:
             return processes
         if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]:
@@ -115,7 +118,8 @@ class Processes:
 
         Raises:
             Exception: What the function raised, on every rank: a `StepgymError` or an interrupt of the same type;
-                another error that cannot be pickled becomes a RuntimeError with its type and message.
+                another error that cannot be pickled becomes a RuntimeError with its type and message. On the other
+                ranks it has the attribute `reported`: rank 0 says it, and nobody else need.
         """
         if self.size == 1 or self._leading:
             return function()
@@ -147,15 +151,16 @@ class Processes:
         own: BaseException | None = None
         try:
             result = function()
-        except BaseException as error:
-            own = error
+        except BaseException as raised:
+            own = raised
         errors = self.gather(None if own is None else _portable(own))
+        if errors[0] is not None and not self.is_lead:
+            raise _reported(errors[0])  # also where it fails here as well: one report is enough
         if own is not None:
             raise own
-        for rank, told_error in enumerate(errors):
-            if told_error is not None:
-                self._told_error = rank == 0
-                raise told_error
+        for error in errors:
+            if error is not None:
+                raise error
         told: T = result
         return told
 
@@ -203,15 +208,12 @@ class Processes:
             self.close()
             return
         if isinstance(error, KeyboardInterrupt) and not self.is_lead:
-            self._told_error = True  # torchrun interrupts all ranks alike
-        if self._told_error:
+            _reported(error)  # torchrun interrupts all ranks alike
+        if getattr(error, "reported", False):
             # torchrun ends all processes as soon as one has failed. Rank 0 needs time to clean up and to say why.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends; torchrun interrupts it repeatedly
             self._wait_for_lead()
-
-    @property
-    def told_error(self) -> bool:
-        """Whether rank 0 reports what ends the run: it told this rank of it, or all ranks were interrupted."""
-        return self._told_error
 
     # ---- within -------------------------------------------------------------------------------------------------
 
@@ -222,8 +224,7 @@ class Processes:
             done, value = box[0]
         if done:
             return value
-        self._told_error = True
-        raise value
+        raise _reported(value)
 
     def _tell(self, message: tuple[bool, Any]) -> None:
         with _interrupts_later():
@@ -270,6 +271,12 @@ def _interrupts_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
     if seen:
         raise KeyboardInterrupt
+
+
+def _reported(error: BaseException) -> BaseException:
+    """The error, marked as one that rank 0 says."""
+    error.reported = True  # type: ignore[attr-defined]
+    return error
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -79,6 +79,29 @@ class StubbornError(Exception):
         super().__init__("one and two")
 
 
+def fail_here(processes: Processes, where: int) -> list[str]:
+    def failing() -> int:
+        if processes.rank >= where:
+            raise UserError(f"no room on {processes.rank}")
+        return processes.rank
+
+    try:
+        processes.together(failing)
+    except UserError as error:
+        answer = [str(error), getattr(error, "reported", False)]
+    assert processes.together(lambda: processes.rank) == processes.rank
+    return answer
+
+
+def test_what_fails_on_any_rank_fails_on_all_and_rank_0_speaks_first(ranks: Ranks) -> None:
+    assert ranks(fail_here, size=3, where=1) == [
+        ["no room on 1", False],
+        ["no room on 1", False],
+        ["no room on 2", False],
+    ]
+    assert ranks(fail_here, where=0) == [["no room on 0", False], ["no room on 0", True]]
+
+
 def fail(processes: Processes, kind: str) -> list[str]:
     def failing() -> None:
         assert processes.is_lead
@@ -97,9 +120,9 @@ def fail(processes: Processes, kind: str) -> list[str]:
     try:
         processes.lead(failing)
     except BaseException as error:
-        status = getattr(error, "status", "")
+        status, reported = getattr(error, "status", ""), getattr(error, "reported", False)
         answer = [type(error).__name__, str(error), str(getattr(error, "exit_code", "")), status]
-    assert processes.told_error is not processes.is_lead
+    assert reported is not processes.is_lead
     assert processes.share(5) == 5  # an error that somebody catches ends nothing
     return answer
 
@@ -158,12 +181,11 @@ def under_torchrun(tmp_path: Path, body: str) -> subprocess.Popen[str]:
                 (folder / f"started-{{processes.rank}}").touch()
     """
     end = """
-        except StepgymError as error:
+        except (StepgymError, KeyboardInterrupt) as error:
             time.sleep(0.5 * processes.is_lead)  # rank 0 has files to close
-            code = error.exit_code
-        except KeyboardInterrupt:
-            code = 130
-        if not (code and processes.told_error):
+            code = getattr(error, "exit_code", 130)
+            reported = getattr(error, "reported", False)
+        if not (code and reported):
             print(f"rank {processes.rank} ends with {code}", flush=True)
         sys.exit(code)
     """
