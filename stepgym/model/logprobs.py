@@ -315,4 +315,4 @@ def _chunk_logits(device: torch.device) -> int:
 
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+    return torch.compile(function)

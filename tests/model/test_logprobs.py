@@ -243,7 +243,7 @@ def test_masked_logits_have_an_entropy() -> None:
 def test_compiled_for_cuda_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes over the logits that are compiled on CUDA, traced and run on the CPU."""
     torch._dynamo.reset()
-    compiled = {f: torch.compile(f, dynamic=True, backend="aot_eager") for f in (module._reduced, module._weighed)}
+    compiled = {f: torch.compile(f, backend="aot_eager") for f in (module._reduced, module._weighed)}
     monkeypatch.setattr(module, "_compiled", compiled.get)
     original = module._Head.__init__
 

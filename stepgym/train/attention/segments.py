@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepgym.train.attention.plain import attend_plainly
 from stepgym.train.packs.micro_batch import Tree
 
 NAME = "stepgym_segments"
@@ -98,11 +99,21 @@ def prepare(tree: Tree, device: torch.device) -> SegmentPlan:
 
 
 class _SegmentAttention(torch.autograd.Function):
-    """softmax(scale * q k^T) v over the visible pairs. q [1, H, N, D]; k, v [1, G, N, D] with H a multiple of G."""
+    """softmax(scale * q k^T) v over the visible pairs. q [1, H, N, D]; k, v [1, G, N, D] with H a multiple of G.
+
+    A sink [H] is one more score of each head, of a key without a value (gpt-oss, arXiv:2309.17453).
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SegmentPlan, scale: float, window: int | None
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sink: Tensor | None,
+        plan: SegmentPlan,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         _, heads, count, _ = query.shape
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -128,14 +139,18 @@ class _SegmentAttention(torch.autograd.Function):
             else:
                 here.lerp_(part.to(wide), torch.sigmoid(lse - before).unsqueeze(-1))
                 before.copy_(torch.logaddexp(before, lse))
+        if sink is not None:
+            with_sink = torch.logaddexp(total, sink.to(wide)[None, :, None])
+            out.mul_(torch.exp(total - with_sink).unsqueeze(-1))
+            total.copy_(with_sink)
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, total)
+        ctx.save_for_backward(query, key, value, sink, out, total)
         ctx.plan, ctx.scale, ctx.window = plan, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, total = ctx.saved_tensors
+        query, key, value, sink, out, total = ctx.saved_tensors
         inputs = (query, key, value)
         grads = [torch.zeros_like(tensor, dtype=total.dtype) for tensor in inputs]
         for block in ctx.plan.blocks:
@@ -156,9 +171,15 @@ class _SegmentAttention(torch.autograd.Function):
             )
             for whole, part, where in zip(grads, parts, (rows, columns, columns), strict=True):
                 whole[:, :, where] += part
-        return (*(g.to(tensor.dtype) for g, tensor in zip(grads, inputs, strict=True)), None, None, None)
+        of_sink = None
+        if sink is not None:
+            share = torch.exp(sink.to(total.dtype)[None, :, None] - total)
+            of_sink = -(share * (grad * out).sum(-1)).sum((0, 2)).to(sink.dtype)
+        found = [whole.to(tensor.dtype) for whole, tensor in zip(grads, inputs, strict=True)]
+        return (*found, of_sink, None, None, None)
 
 
+@torch.compiler.disable  # it goes by the blocks of each forest; compiled, each forest would compile anew
 def _attend(
     module: Any,
     query: Tensor,
@@ -167,21 +188,18 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     stepgym_tree: SegmentPlan | None = None,
     **options: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     if stepgym_tree is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        plain: Tensor = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **options
-        )[0]
-        return plain, None
-    for name in ("softcap", "s_aux", "position_bias"):
+        options |= {"scaling": scaling, "sliding_window": sliding_window, "s_aux": s_aux}
+        return attend_plainly(module, query, key, value, attention_mask, **options)
+    for name in ("softcap", "position_bias"):
         if options.get(name) is not None:
             raise NotImplementedError(f"{NAME}: {name} is not supported")
     # Under autocast a norm may have widened queries and keys; values say in which type to compute.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out: Tensor = _SegmentAttention.apply(query, key, value, stepgym_tree, scale, sliding_window)  # type: ignore[no-untyped-call]
+    out: Tensor = _SegmentAttention.apply(query, key, value, s_aux, stepgym_tree, scale, sliding_window)  # type: ignore[no-untyped-call]
     return out.transpose(1, 2), None
