@@ -6,7 +6,9 @@ import logging
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from stepgym.errors import UserError
 from stepgym.model.logprobs import TokenScores, scores_from_logits, token_scores
@@ -17,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 _SMALL_GAP = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Relative difference of hidden states that counts as rounding, by type of the weights."""
+
+# What a model is tried on: a stem of 6 tokens with branches of 5 and 4, and another tree of 5.
+_STEM, _LEFT, _RIGHT, _OTHER = ([n * k for n in range(size)] for size, k in ((6, 3), (5, 7), (4, 11), (5, 13)))
+_FOREST = _STEM + _LEFT + _RIGHT + _OTHER
+_ENDS = [15] * 6 + [11] * 5 + [15] * 4 + [20] * 5
+_PATHS = [_STEM + _LEFT, _STEM + _RIGHT, _OTHER]
+_NODES = [[*range(11)], [*range(6), *range(11, 15)], [*range(15, 20)]]
 
 
 class ForwardModule(torch.nn.Module):
@@ -119,8 +128,9 @@ class ForwardModule(torch.nn.Module):
         before = self.model.config._attn_implementation
         name = type(self.model).__name__
         try:
+            plain = [self._hidden(ids) for ids in _PATHS]
             self.model.set_attn_implementation(self._attention.NAME)
-            gap = self._gap()
+            gap = self._gap(plain)
         except (UserError, KeyboardInterrupt):
             raise
         except Exception as error:  # a model may fail in any way on what it was not made for
@@ -133,27 +143,27 @@ class ForwardModule(torch.nn.Module):
         return reason
 
     @torch.no_grad()
-    def _gap(self) -> float:
-        """Relative difference between the hidden states of a small forest and of its paths, each alone."""
+    def _hidden(self, ids: list[int]) -> Tensor:
+        """Hidden states of a row of its own, [L, width]."""
         size = self.model.config.get_text_config().vocab_size
-        stem, left, right = (torch.arange(n) * k % size for n, k in ((6, 3), (5, 7), (4, 11)))
-        other = torch.arange(5) * 13 % size
-        nodes = torch.cat([stem, left, right, other])[None]
-        end = torch.tensor([15] * 6 + [11] * 5 + [15] * 4 + [20] * 5, dtype=torch.int32).numpy()
-        tree = Tree.of(end)
+        row = torch.tensor([ids], device=self.model.device) % size
+        hidden: Tensor = self.model.base_model(input_ids=row, use_cache=False).last_hidden_state[0]
+        return hidden
+
+    @torch.no_grad()
+    def _gap(self, plain: list[Tensor]) -> float:
+        """Largest relative difference between the hidden states of paths in one forest, and of each alone."""
+        size = self.model.config.get_text_config().vocab_size
+        ids = torch.tensor([_FOREST]) % size
+        tree = Tree.of(np.array(_ENDS, dtype=np.int32))
         nothing = torch.zeros(0, dtype=torch.int64)
-        forest = MicroBatch(nodes, torch.from_numpy(tree.depth)[None], tree, nothing, nothing, None, nothing)
-        ours = self._run(self.model.base_model, forest).last_hidden_state[0]
-        device = self.model.device
-        gap = 0.0
-        for alone, nodes_of in (
-            (torch.cat([stem, left]), [*range(11)]),
-            (torch.cat([stem, right]), [*range(6), *range(11, 15)]),
-            (other, [*range(15, 20)]),
-        ):
-            plain = self.model.base_model(input_ids=alone[None].to(device), use_cache=False).last_hidden_state[0]
-            gap = max(gap, float((ours[nodes_of] - plain).norm() / plain.norm().clamp_min(1e-30)))
-        return gap if gap == gap else float("inf")
+        forest = MicroBatch(ids, torch.from_numpy(tree.depth)[None], tree, nothing, nothing, None, nothing)
+        hidden = self._run(self.model.base_model, forest).last_hidden_state[0]
+        gaps = [
+            float((hidden[nodes] - alone).norm() / alone.norm().clamp_min(1e-30))
+            for nodes, alone in zip(_NODES, plain, strict=True)
+        ]
+        return max(gap if gap == gap else float("inf") for gap in gaps)
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from stepgym.train.attention.plain import attend_plainly
 from stepgym.train.packs.micro_batch import Tree
 
 NAME = "stepgym_flex"
@@ -155,11 +156,8 @@ def _attend(
     Returns [1, N, H, D].
     """
     if stepgym_tree is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest
-        )
+        rest |= {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window}
+        return attend_plainly(module, query, key, value, attention_mask, softcap=softcap, s_aux=s_aux, **rest)
     if dropout:
         raise NotImplementedError("attention over a forest has no dropout")
     if query.shape[2] != stepgym_tree.length:

@@ -179,7 +179,8 @@ class _SegmentAttention(torch.autograd.Function):
         return (*found, of_sink, None, None, None)
 
 
-@torch.compiler.disable  # it goes by the blocks of each forest; compiled, each forest would compile anew
+# It goes by the blocks of each forest: compiled, each forest would compile anew.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(
     module: Any,
     query: Tensor,

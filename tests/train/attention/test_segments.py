@@ -89,7 +89,7 @@ def test_bfloat16_is_joined_in_float32() -> None:
     assert float(gap) < 5e-3
 
 
-@pytest.mark.parametrize("name", ["softcap", "s_aux"])
+@pytest.mark.parametrize("name", ["softcap", "position_bias"])
 def test_what_the_kernel_does_not_know_is_refused(name: str) -> None:
     tensor = torch.zeros(1, 2, 3, 8)
     plan = segments.prepare(forest([0, 0, 0])[1], torch.device("cpu"))
@@ -111,3 +111,31 @@ def test_segments_are_the_runs_without_a_branch(choices: list[int]) -> None:
     starts = [n for n in range(len(parents)) if parents[n] < 0 or parents[n] != n - 1 or children[n - 1] != 1]
     assert tree.segments[:, 0].tolist() == starts
     assert tree.segments[:, 1].tolist() == [*starts[1:], len(parents)]
+
+
+def test_a_sink_takes_its_share_and_its_gradient() -> None:
+    """A sink is one more key, seen by all, whose value is zero."""
+    parents, tree = forest([0, 0, 0, 2, 0, 1, 0, 9, 0])
+    count = len(parents)
+    visible = torch.zeros(count, count + 1, dtype=torch.bool)
+    visible[:, 0] = True
+    for node in range(count):
+        visible[node, [1 + other for other in ancestors(parents, node)]] = True
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, 2, count, 8, dtype=torch.float64, generator=generator).requires_grad_(True) for _ in range(3)
+    )
+    sink = torch.tensor([0.5, -1.0], dtype=torch.float64, requires_grad=True)
+    ours, _ = segments._attend(
+        Layer(), query, key, value, None, scaling=0.4, s_aux=sink, stepgym_tree=segments.prepare(tree, query.device)
+    )
+    scores = torch.cat([sink[None, :, None, None].expand(1, 2, count, 1), 0.4 * query @ key.transpose(-1, -2)], -1)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    dense = (weights[..., 1:] @ value).transpose(1, 2)
+    assert (ours - dense).abs().max() < 1e-12
+    slope = torch.randn(ours.shape, dtype=torch.float64, generator=generator)
+    inputs = (query, key, value, sink)
+    for one, other in zip(
+        torch.autograd.grad(ours, inputs, slope), torch.autograd.grad(dense, inputs, slope), strict=True
+    ):
+        assert (one - other).abs().max() < 1e-12
