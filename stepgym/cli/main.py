@@ -120,8 +120,8 @@ def run(arguments: list[str]) -> int:
         return 0
     except typer.Exit as stop:
         return int(stop.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return 130 if _reported(stop) else _fail("interrupted", 130)
     except BrokenPipeError:
         # Whoever read our output has closed it (`stepgym list envs | head`). Python would complain again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -131,16 +131,28 @@ def run(arguments: list[str]) -> int:
     except StepgymError as error:
         if debug:
             raise
-        return _fail(f"error: {_one_line(error)}", error.exit_code)
+        return error.exit_code if _reported(error) else _fail(f"error: {_one_line(error)}", error.exit_code)
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error; which class of click's it is depends on typer's version
             verb = getattr(getattr(error, "ctx", None), "command_path", "stepgym")
             return _fail(f"error: {_one_line(error.format_message())} (see '{verb} --help')", 2)
         if debug:
             raise
+        if _reported(error):
+            return 1
         return _fail(
             f"internal error: {type(error).__name__}: {_one_line(error)} (run again with --debug for the traceback)", 1
         )
+
+
+def _reported(error: BaseException) -> bool:
+    """Whether another process of the run says it (see `stepgym.train.parallel.processes`)."""
+    return getattr(error, "reported", False)
+
+
+def _is_follower() -> bool:
+    """Whether torchrun started this process as another than the first, which does the talking."""
+    return os.environ.get("RANK", "0") != "0" and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -150,8 +162,9 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 
 def _set_up_logging(debug: bool) -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("stepgym").setLevel(logging.DEBUG if debug else logging.WARNING)
+    level = logging.ERROR if _is_follower() else logging.WARNING  # what rank 0 does too it also says
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("stepgym").setLevel(logging.DEBUG if debug else level)
     logging.getLogger("stepgym.progress").setLevel(logging.INFO)  # work of minutes: a corpus is read, an index built
 
 
@@ -161,7 +174,7 @@ def _one_line(error: object) -> str:
 
 def _fail(line: str, code: int) -> int:
     sys.stdout.flush()
-    print(line, file=sys.stderr)
+    print(f"rank {os.environ['RANK']}: {line}" if _is_follower() else line, file=sys.stderr)
     return code
 
 

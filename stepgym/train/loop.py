@@ -111,7 +111,7 @@ class _Run:
         self.version = ""  # of the policy's weights
         self.published: str | None = None  # what the engine has of them
         config = validate(PolicyConfig, recipe.policy, "policy")
-        set_threads(recipe)
+        set_threads(recipe, processes.local_size)
         if folder is not None:
             self.folder = folder
         self.source = env_source(recipe)

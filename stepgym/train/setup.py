@@ -106,11 +106,11 @@ async def make_engine(recipe: Recipe, source: EnvSource) -> Engine | ChatEngine:
     return engine
 
 
-def set_threads(recipe: Recipe) -> None:
-    """Let torch use the recipe's threads on the CPU."""
+def set_threads(recipe: Recipe, share: int = 1) -> None:
+    """Let torch use the recipe's threads on the CPU; by default as many as there are, divided by `share` processes."""
     import torch
 
-    torch.set_num_threads(recipe.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(recipe.threads or max(1, len(os.sched_getaffinity(0)) // share))
 
 
 async def load_model(recipe: Recipe, source: EnvSource) -> tuple[Any, Any]:

@@ -100,6 +100,11 @@ class Processes:
         logger.info("rank %d of %d on %s", rank, size, processes.device)
         return processes
 
+    @staticmethod
+    def expected() -> int:
+        """How many processes `start` will join, as far as the environment says; 1 where it says nothing."""
+        return _number(os.environ, "WORLD_SIZE", 1)
+
     @property
     def group(self) -> Any:
         """The group for plain objects, whose messages may be waited for as long as it takes; None with one process."""
