@@ -202,5 +202,8 @@ def _attend(
     # Under autocast a norm may have widened queries and keys; values say in which type to compute.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    width = value.shape[-1]
+    if width < query.shape[-1]:  # latent attention (DeepSeek): torch's kernel wants heads of one size
+        value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
     out: Tensor = _SegmentAttention.apply(query, key, value, s_aux, stepgym_tree, scale, sliding_window)  # type: ignore[no-untyped-call]
-    return out.transpose(1, 2), None
+    return out[..., :width].transpose(1, 2), None

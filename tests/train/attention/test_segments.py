@@ -139,3 +139,12 @@ def test_a_sink_takes_its_share_and_its_gradient() -> None:
         torch.autograd.grad(ours, inputs, slope), torch.autograd.grad(dense, inputs, slope), strict=True
     ):
         assert (one - other).abs().max() < 1e-12
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    _, tree = forest([0, 0, 0, 2, 0, 1])
+    query, key, value = torch.randn(3, 1, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    plan = segments.prepare(tree, query.device)
+    wide, _ = segments._attend(Layer(), query, key, value, None, stepgym_tree=plan)
+    narrow, _ = segments._attend(Layer(), query, key, value[..., :5], None, stepgym_tree=plan)
+    assert torch.equal(narrow, wide[..., :5])
