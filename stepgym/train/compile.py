@@ -44,9 +44,8 @@ class _CompiledForward:
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
-        self._windows = {
-            module.sliding_window for module in layer.modules() if getattr(module, "sliding_window", None) is not None
-        }
+        windows: list[Any] = [getattr(module, "sliding_window", None) for module in layer.modules()]
+        self._windows = {window for window in windows if window is not None}
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         forward = type(self._layer).forward

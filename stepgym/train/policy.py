@@ -14,6 +14,7 @@ import torch
 from stepgym.errors import UserError
 from stepgym.model.logprobs import TokenScores
 from stepgym.model.progress_bars import quiet_transformers
+from stepgym.train.compile import compile_layers
 from stepgym.train.forward_module import ForwardModule, decoder_layers, find_attention
 from stepgym.train.lora import Adapter
 from stepgym.train.packs.batch import Batch
@@ -81,6 +82,7 @@ class Policy:
         self.layout = self._choose_layout()
         self._cost = Cost.of_model(self.model)
         self._shard()
+        self._compile()
 
     @classmethod
     def load(cls, path: str | Path, config: PolicyConfig | None = None) -> Policy:
@@ -214,6 +216,14 @@ class Policy:
             self.processes,
             compute_dtype=torch.bfloat16 if self._autocasts else None,
         )
+
+    def _compile(self) -> None:
+        wanted = self.config.compile
+        if not self.forward_module.branches:
+            if wanted == "layers":
+                self.notes.append("its layers are not compiled: only forests are computed by compiled layers")
+        elif wanted == "layers" or (wanted == "auto" and self.device.type == "cuda"):
+            compile_layers(decoder_layers(self.model))
 
     def _choose_layout(self) -> Layout:
         wanted, module = self.config.layout, self.forward_module

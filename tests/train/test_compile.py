@@ -1,6 +1,6 @@
 """Compiled decoder layers: the same values and gradients, few compilations, and the plain way for all but forests.
 
-Layers are traced and differentiated as on CUDA, and run by torch's own operations; only the slow test makes C++ of them.
+Layers are traced and differentiated as on CUDA, and run by torch's own operations; one slow test makes C++ of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from torch.nn.attention import flex_attention as torch_flex
 from stepgym.train import compile as module
 from stepgym.train.attention import flex, segments
 from stepgym.train.compile import compile_layers
+from stepgym.train.packs.batch import make_batch
 from stepgym.train.packs.micro_batch import Tree
+from stepgym.train.policy import Policy
+from stepgym.train.policy_config import PolicyConfig
 
 CPU = torch.device("cpu")
 
@@ -161,6 +164,17 @@ def test_names_stay_and_a_copy_has_weights_of_its_own(make: SimpleNamespace, cou
             parameter.mul_(0.5)
     assert torch.equal(hidden(twin, segments, 20), before)
     assert not torch.allclose(hidden(model, segments, 20), before)
+
+
+def test_a_policy_compiles_where_it_is_asked_to(make: SimpleNamespace, counter: Any) -> None:
+    batch = make_batch([make.group(3, [0.0, 1.0])])
+    found = []
+    for wanted in ("none", "auto", "layers"):
+        policy = Policy(make.model(), PolicyConfig(device="cpu", compile=wanted))
+        found.append(policy.logprobs(policy.micro_batches(batch), len(batch.tokens)))
+        assert (counter.frame_count > 0) == (wanted == "layers")
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], atol=1e-5)
 
 
 @pytest.mark.slow
