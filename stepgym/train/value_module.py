@@ -24,9 +24,8 @@ class ValueModule(ForwardModule):
     def __init__(self, model: Any, attention: ModuleType) -> None:
         super().__init__(model, attention)
         model.set_output_embeddings(torch.nn.Identity())
-        config = model.config.get_text_config()
-        wide = torch.float64 if model.dtype == torch.float64 else torch.float32
-        self.value_head = torch.nn.Linear(config.hidden_size, 1, dtype=wide, device=model.device)
+        width = model.config.get_text_config().hidden_size
+        self.value_head = torch.nn.Linear(width, 1, dtype=model.dtype, device=model.device)
         torch.nn.init.zeros_(self.value_head.weight)
         torch.nn.init.zeros_(self.value_head.bias)
 
@@ -44,6 +43,8 @@ class ValueModule(ForwardModule):
         rows = hidden.index_select(0, micro_batch.place.to(device, non_blocking=True))
         # Sums in full precision: a matrix product would be rounded to bfloat16 under autocast.
         wide = torch.promote_types(rows.dtype, torch.float32)
-        values = (rows.to(wide) * self.value_head.weight[0].to(wide)).sum(-1) + self.value_head.bias.to(wide)
+        values: torch.Tensor = (rows.to(wide) * self.value_head.weight[0].to(wide)).sum(-1) + self.value_head.bias.to(
+            wide
+        )
         which = micro_batch.which
         return values if which is None else values.index_select(0, which.to(device, non_blocking=True))
