@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,28 @@ def records(file: Path) -> Iterator[bytes]:
             place += 32768 - place % 32768
 
 
-def history(folder: Path) -> list[dict[str, Any]]:
-    """All rows of the offline runs under a folder, in the order of the runs."""
+def read(file: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of an offline run, and whether its end is written."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    rows = []
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
-        for data in records(file):
-            record = Record.FromString(data)
-            if record.HasField("history"):
-                rows.append(
-                    {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-                )
-    return rows
+    rows, ended = [], False
+    for data in records(file):
+        record = Record.FromString(data)
+        ended = ended or record.HasField("exit")
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return rows, ended
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """All rows of the offline runs under a folder. The process that writes them goes on for a moment after the run."""
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    deadline = time.monotonic() + 30
+    while not all(read(file)[1] for file in files):
+        assert time.monotonic() < deadline, "wandb did not write the end of a run"
+        time.sleep(0.05)
+    return sorted((row for file in files for row in read(file)[0]), key=lambda row: row["_timestamp"])
 
 
 def test_offline_runs_of_one_id_hold_every_iteration_once(
@@ -54,11 +64,11 @@ def test_offline_runs_of_one_id_hold_every_iteration_once(
             log.iteration(number, make_row(number, truncated_rate=0.9))
         log.close(None)
     assert notes.notes[0].startswith(f"wandb: wandb sync {path}/wandb/offline-run-")
-    assert not [note for note in notes.notes if note.startswith("sink")]
-    with logged(path, config, 2) as (log, _):
+    with logged(path, config, 2) as (log, more):
         for number in range(3, 6):
             log.iteration(number, make_row(number))
         log.close({"success_after": 0.9})
+    assert not [note for note in (*notes.notes, *more.notes) if note.startswith("sink")]
     rows = history(path)
     assert [(row["_step"], row["reward_mean"]) for row in rows] == [
         (number, pytest.approx(number / 10)) for number in range(1, 6)
