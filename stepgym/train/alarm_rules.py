@@ -194,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward_falls",
-        _metric("success", "reward_mean"),
+        _metric("success"),
         "success {:.2f}",
         "The policy gets worse at what it had learned.",
         "Go back to an earlier checkpoint with a lower learning rate; look at the other alarms.",
