@@ -13,6 +13,7 @@ import torch
 
 from stepgym.errors import UserError
 from stepgym.model.progress_bars import quiet_transformers
+from stepgym.train.compile import compile_layers
 from stepgym.train.critic_config import CriticConfig
 from stepgym.train.forward_module import decoder_layers, find_attention
 from stepgym.train.lora import Adapter
@@ -79,6 +80,8 @@ class Critic:
             policy.processes,
             compute_dtype=wide if wide != model.dtype else None,
         )
+        if policy.compiles:
+            compile_layers(decoder_layers(model))
         self.optimizer = Optimizer(self.module.named_parameters(), config.optimizer, total_updates)
 
     def warms_up(self, batches: int) -> bool:

@@ -104,6 +104,14 @@ class Policy:
         return torch.bfloat16 if self._autocasts else _DTYPES[self.config.dtype]
 
     @property
+    def compiles(self) -> bool:
+        """Whether decoder layers are compiled, as far as they compute forests."""
+        wanted = self.config.compile
+        return self.forward_module.branches and (
+            wanted == "layers" or (wanted == "auto" and self.device.type == "cuda")
+        )
+
+    @property
     def noisy(self) -> bool:
         """Whether a forward pass within an update is not that of the rollouts: an adapter's dropout is on."""
         return self.adapter is not None and self.adapter.config.dropout > 0
@@ -218,12 +226,10 @@ class Policy:
         )
 
     def _compile(self) -> None:
-        wanted = self.config.compile
-        if not self.forward_module.branches:
-            if wanted == "layers":
-                self.notes.append("its layers are not compiled: only forests are computed by compiled layers")
-        elif wanted == "layers" or (wanted == "auto" and self.device.type == "cuda"):
+        if self.compiles:
             compile_layers(decoder_layers(self.model))
+        elif self.config.compile == "layers":
+            self.notes.append("its layers are not compiled: only forests are computed by compiled layers")
 
     def _choose_layout(self) -> Layout:
         wanted, module = self.config.layout, self.forward_module

@@ -180,6 +180,20 @@ def test_the_gradient_is_that_of_one_step_at_a_time_in_every_layout_at_every_bud
         assert (other - exact).norm() / exact.norm() < limit, where
 
 
+@pytest.mark.slow
+def test_compiled_layers_give_the_same_gradient(make: SimpleNamespace) -> None:
+    made, found = make.group(1, [1.0, 0.0, 0.5]), []
+    for compile_ in ("none", "layers"):
+        policy = Policy(make.model(), PolicyConfig(device="cpu", compile=compile_))
+        critic = with_head(Critic(policy, CriticConfig()))
+        mini = mini_of(policy, made)
+        mini.values = critic.values(mini.micro_batches, len(mini))
+        mini.returns = torch.linspace(-1, 1, len(mini))
+        critic.backward(mini)
+        found.append(gradient(critic))
+    assert (found[1] - found[0]).norm() / found[0].norm() < 1e-5
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_it_learns_the_returns_of_a_fixed_batch(make: SimpleNamespace, lora: bool) -> None:
     config = PolicyConfig(device="cpu", lora=LoRAConfig(rank=4) if lora else None)
