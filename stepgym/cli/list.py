@@ -1,4 +1,4 @@
-"""`stepgym list envs|agents|engines|algorithms`: what is there, and the fields of each."""
+"""`stepgym list envs|agents|engines|algorithms|sinks`: what is there, and the fields of each."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Kind(StrEnum):
     AGENTS = "agents"
     ENGINES = "engines"
     ALGORITHMS = "algorithms"
+    SINKS = "sinks"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def list_entries(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List environments, agents, engines or algorithms with their fields."""
+    """List environments, agents, engines, algorithms or sinks of metrics with their fields."""
     entries = entries_of(kind)
     if as_json:
         typer.echo(json.dumps([entry.to_dict() for entry in entries], indent=2))
@@ -84,6 +85,10 @@ def _registries(kind: Kind) -> list[Registry[Any]]:
         from stepgym.model.engines import ENGINES
 
         return [ENGINES]
+    if kind is Kind.SINKS:
+        from stepgym.train.sinks import SINKS
+
+        return [SINKS]
     from stepgym.credit import CREDITS
     from stepgym.train.corrections import CORRECTIONS
     from stepgym.train.losses import KLS, LOSSES

@@ -39,7 +39,7 @@ _HELP = {
     "check-env": "Check that an environment keeps its promises.",
     "engines": "Install, list or remove vLLM.",
     "eval": "Measure a model in an environment, or compare two measurements.",
-    "list": "List environments, agents, engines or algorithms with their fields.",
+    "list": "List environments, agents, engines, algorithms or sinks of metrics with their fields.",
     "new-env": "Write the package of a new environment.",
     "replay": "Play a run's recorded actions again and report what differs.",
     "rollout": "Play the tasks of a recipe and record the trajectories.",

@@ -31,6 +31,9 @@ def test_engines_agents_and_algorithms(capsys: pytest.CaptureFixture[str]) -> No
     algorithms = listed("algorithms", capsys)
     assert set(CREDITS) <= set(algorithms)
     assert {entry["kind"] for entry in algorithms.values()} >= {"credit", "loss"}
+    sinks = listed("sinks", capsys)
+    assert {"tensorboard", "trackio", "wandb"} <= set(sinks)
+    assert {"project", "mode"} <= {field["name"] for field in sinks["wandb"]["fields"]}
 
 
 @pytest.mark.parametrize("kind", list(Kind))

@@ -20,7 +20,7 @@ class TrackioSink(Sink):
 
     Args:
         project: Name of the project.
-        name: Name of the run; None: the folder's and the run's id.
+        name: Name of the run; None: the folder's, and an id.
         group: To find the run by.
         space_id: A Space that keeps the metrics; None: this machine.
         server_url: A trackio server of one's own that keeps them.
