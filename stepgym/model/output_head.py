@@ -53,7 +53,7 @@ def find_head_form(model: Any) -> HeadForm | None:
     exact = logits.to(projection.dtype)
     for guess in (form, PLAIN):
         found = guess.logits(projection.clone())
-        rounding = 0.0 if guess == PLAIN else 8 * torch.finfo(exact.dtype).eps * float(exact.abs().max())
+        rounding = 4 * torch.finfo(exact.dtype).eps * float(exact.abs().max())
         if float((found - exact).abs().max()) <= rounding:
             return guess
     return None
