@@ -242,7 +242,7 @@ class _Run:
             self._publish()
         elif overlaps:
             with self.times.phase("rollout"):
-                self.processes.lead(self.lots.join)  # weights change when nothing is in flight
+                self.processes.lead(lambda: self.lots.join())  # weights change when nothing is in flight
         every = recipe.evaluation.every
         validation: Evaluation | None = None
         if every and iteration % every == 0:

@@ -30,7 +30,15 @@ T = TypeVar("T")
 # Rollouts of one iteration may take hours, and the other ranks wait for all of them in one call.
 _PATIENCE = timedelta(days=30)
 _LAST_WORDS = timedelta(seconds=60)
+_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
+"""What the libraries say when a process is gone."""
 _LEAD_ENDED = "stepgym/lead_ended"
+
+
+class LostProcessError(StepgymError):
+    """Another process of the run ended while this one was waiting for it. Exit code 3."""
+
+    exit_code = 3
 
 
 class Processes:
@@ -208,7 +216,10 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an error nothing is closed: other ranks may be within a call that would wait for them."""
+        """Close. After an error nothing is closed: other ranks may be within a call that would wait for them.
+
+        An error that comes of another process's end becomes a `LostProcessError`.
+        """
         if kind is None:
             self.close()
             return
@@ -219,6 +230,8 @@ class Processes:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends; torchrun interrupts it repeatedly
             self._wait_for_lead()
+        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST):
+            raise LostProcessError("another process of this run ended; what it said last tells why") from error
 
     # ---- within -------------------------------------------------------------------------------------------------
 

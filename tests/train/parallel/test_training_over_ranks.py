@@ -99,7 +99,10 @@ def test_a_run_that_is_killed_goes_on_with_any_number_of_processes(
         answers = all_answers(command, size=size, arguments=arguments, kill_at=kill_at, games=GAMES)
         assert answers[0]["error"] == "the process died or hung"
         for other in answers[1:]:  # it sees the connection break, and does not wait for ever
-            assert other["code"] == 1 or other["result"][0] == 1
+            assert other["result"][0] == 3, other
+            assert other["result"][2].endswith(
+                "error: another process of this run ended; what it said last tells why\n"
+            )
     answers = all_answers(command, arguments=arguments, games=GAMES)
     (code, said, told), follower = (answer["result"] for answer in answers)
     assert code == 0, told
@@ -107,6 +110,27 @@ def test_a_run_that_is_killed_goes_on_with_any_number_of_processes(
     assert "success" in said
     assert follower == [0, "", ""]
     check_same(out, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["overlap.kind=one_step_off", "algorithm.correction=truncated"],
+        ["overlap.kind=async", "algorithm.correction=truncated"],
+        ["algorithm.credit=gae", "algorithm.critic.clip=0.3"],
+        ["policy.lora.rank=4", "policy.gradient_checkpointing=true"],
+        ["policy.autocast=bfloat16", "refill.rounds=1"],
+    ],
+)
+def test_everything_else_works_on_two_processes(
+    all_answers: Callable[..., list[dict[str, Any]]], tmp_path: Path, recipe: Path, changes: list[str]
+) -> None:
+    arguments = ["train", str(recipe), *changes, "--out", str(tmp_path / "out")]
+    (code, _, told), follower = (answer["result"] for answer in all_answers(command, arguments=arguments, games=GAMES))
+    assert code == 0, told
+    assert follower == [0, "", ""]
+    assert [row["iteration"] for row in rows(tmp_path / "out")] == [0, 1, 2, 3, 4]
 
 
 def test_what_is_wrong_is_said_once(all_answers: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
