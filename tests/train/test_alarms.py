@@ -207,3 +207,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_interrupted() -> None:
         for row in run[cut:]:
             alarms.look(row["iteration"], row)
         assert alarms.raised == watch(run)
+
+
+def test_a_number_that_hovers_below_its_level_is_not_back_yet() -> None:
+    lost = [0.12, 0.12, 0.09, 0.09, 0.09, 0.12, 0.12, 0.0, 0.0, 0.0, 0.12, 0.12]
+    run = [{"iteration": number, "failed_rate": rate} for number, rate in enumerate(lost, start=1)]
+    assert [alarm.iteration for alarm in watch(run)] == [2, 12]

@@ -148,6 +148,11 @@ def test_alarms_reach_everything_and_are_known_to_a_resumed_run(
         log.iteration(3, make_row(3, **wrong))
         assert [(alarm.name, alarm.iteration) for alarm in log.alarms] == [("responses_cut_off", 2)]
     assert notes.notes == []
+    told.clear()
+    with logged(path, {"sinks": [MEMORY]}, 1) as (log, notes):  # iteration 2 is done again: the sink was told of it
+        log.iteration(2, make_row(2, **wrong))
+        assert [alarm.iteration for alarm in log.alarms] == [2]
+    assert [entry[0] for entry in told] == ["open"]
 
 
 def test_alarms_can_be_off(tmp_path: Path, logged: Logged, make_row: MakeRow) -> None:
