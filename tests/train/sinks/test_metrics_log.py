@@ -148,11 +148,17 @@ def test_alarms_reach_everything_and_are_known_to_a_resumed_run(
         log.iteration(3, make_row(3, **wrong))
         assert [(alarm.name, alarm.iteration) for alarm in log.alarms] == [("responses_cut_off", 2)]
     assert notes.notes == []
-    told.clear()
-    with logged(path, {"sinks": [MEMORY]}, 1) as (log, notes):  # iteration 2 is done again: the sink was told of it
-        log.iteration(2, make_row(2, **wrong))
-        assert [alarm.iteration for alarm in log.alarms] == [2]
-    assert [entry[0] for entry in told] == ["open"]
+
+
+def test_an_alarm_of_an_iteration_that_is_done_again_is_not_told_again(
+    tmp_path: Path, logged: Logged, make_row: MakeRow
+) -> None:
+    for after, first in ((None, 1), (1, 2)):
+        with logged(tmp_path / "run", {"sinks": [MEMORY]}, after) as (log, _):
+            for number in range(first, 3):
+                log.iteration(number, make_row(number, truncated_rate=0.9))
+            assert [alarm.iteration for alarm in log.alarms] == [2]
+    assert [entry[0] for entry in told] == ["open", "write", "alarm", "write", "open"]
 
 
 def test_alarms_can_be_off(tmp_path: Path, logged: Logged, make_row: MakeRow) -> None:
