@@ -8,6 +8,7 @@ standard input asks for: {"file", "function", "size", "arguments"}. It answers w
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -20,14 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint
-import torch.distributed.fsdp
-import transformers
-from transformers import Qwen3ForCausalLM
 
 from stepgym.train.parallel.processes import Processes
 
-__all__ = ["Qwen3ForCausalLM", "transformers"]  # imported here so that the ranks need not
+# Imported here so that the ranks need not.
+for name in (
+    "pytest", "hypothesis", "peft", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "transformers.models.qwen3.modeling_qwen3", "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
+    "stepgym.cli.train", "stepgym.cli.training_table", "stepgym.train.checkpoint", "stepgym.train.loop",
+):  # fmt: skip
+    importlib.import_module(name)
 
 
 def free_port() -> int:

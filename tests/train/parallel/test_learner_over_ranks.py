@@ -100,7 +100,7 @@ def gradient(processes: Processes, architecture: str, dtype: str, layout: str, b
         ("qwen3", "float64", 2),
         ("llama", "float32", 2),
         ("qwen3_moe", "float32", 2),
-        ("qwen3_moe", "float64", 3),
+        pytest.param("qwen3_moe", "float64", 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_gradient_of_trees_over_ranks_is_that_of_every_step_alone(
@@ -166,7 +166,14 @@ def read(processes: Processes, folder: str, lora: bool, save: bool) -> dict[str,
     return answer | {"after": digest(learner), "updates": learner.updates, "weights": trained(learner)}
 
 
-@pytest.mark.parametrize(("sizes", "lora"), [((1, 2, 1), False), ((2, 3, 2), False), ((3, 1, 2), True)])
+@pytest.mark.parametrize(
+    ("sizes", "lora"),
+    [
+        ((1, 2, 1), False),
+        pytest.param((2, 3, 2), False, marks=pytest.mark.slow),
+        pytest.param((3, 1, 2), True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     ranks: Ranks, tmp_path: Path, sizes: tuple[int, ...], lora: bool
 ) -> None:

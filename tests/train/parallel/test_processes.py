@@ -209,6 +209,7 @@ def test_under_torchrun_an_error_of_rank_0_is_reported_once_with_its_exit_code(t
     assert run.returncode != 0
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_error_of_another_rank_ends_rank_0(tmp_path: Path) -> None:
     body = """
         if processes.rank == 1:
@@ -224,6 +225,7 @@ def test_under_torchrun_an_error_of_another_rank_ends_rank_0(tmp_path: Path) -> 
     assert time.monotonic() - started < 100
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_interrupt_ends_all_with_130(tmp_path: Path) -> None:
     body = """
         processes.lead(lambda: time.sleep(600))
