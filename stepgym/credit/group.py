@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,20 +112,29 @@ def has_signal(
 ) -> bool:
     """Whether a group can teach anything.
 
-    Under an estimator that compares the members of a group: its rewards differ, or its advantages differ from turn to
-    turn. A group of one never does. Under outcome credit a trajectory's steps share one advantage, so only the rewards
-    decide; their spread is compared with `EPSILON`, because a standard deviation of rounding errors would otherwise
-    turn into advantages of ordinary size.
-
-    Under any other estimator (one with no baseline, or with the batch's): some advantage is larger than `EPSILON`.
+    It cannot where no advantage is larger than `EPSILON`. Under an estimator that compares the members of a group, a
+    group of one never does either, and its rewards have to differ, or else its advantages from turn to turn. Under
+    outcome credit a trajectory's steps share one advantage, so only the rewards decide; their spread is compared with
+    `EPSILON`, because a standard deviation of rounding errors would otherwise turn into advantages of ordinary size.
 
     Args:
         group: The rewards that the estimator was given.
         advantages: What it returned.
-        function, options: The estimator; without one, as if it compares within the group.
+        function, options: The estimator; without one, as if it gives outcome credit within the group.
     """
+    if not any(bool((np.abs(steps) > EPSILON).any()) for steps in advantages):
+        return False
     if function is not None and not has_group_baseline(function, options or {}):
-        return any(bool((np.abs(steps) > EPSILON).any()) for steps in advantages)
+        return True
     if len(group.rewards) < 2:
         return False
-    return group.spread > EPSILON or any(len(steps) > 1 and np.ptp(steps) > EPSILON for steps in advantages)
+    if group.spread > EPSILON or any(len(steps) > 1 and np.ptp(steps) > EPSILON for steps in advantages):
+        return True
+    # Each trajectory has one advantage for all its steps, and rewards are equal. Is that outcome credit on rounding
+    # errors, or did equal rewards come in unequal portions (0.5 and 0.5 against 1)? Outcome credit sees only the sum.
+    if function is None or level(function) != "group":
+        return False
+    pairs = zip(group.step_rewards, group.rewards, strict=True)
+    at_the_end = [np.array([0.0] * (len(steps) - 1) + [reward]) if len(steps) else steps for steps, reward in pairs]
+    others = assign(function, replace(group, step_rewards=at_the_end), options or {})
+    return any(bool((np.abs(a - b) > EPSILON).any()) for a, b in zip(advantages, others, strict=True))

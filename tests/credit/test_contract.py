@@ -102,6 +102,33 @@ def test_equal_rewards_that_came_at_different_turns_have_signal_under_turn_credi
         assert signal is (name in ("turn_returns", "step_rewards", "gigpo")), name
 
 
+def test_equal_rewards_in_unequal_portions_have_signal_under_turn_credit_only() -> None:
+    group = group_of([0.5, 0.5], [1.0])  # each trajectory's turns are alike, but a turn of the second is worth more
+    for name, options in (("step_rewards", {}), ("turn_returns", {"gamma": 0.0}), ("grpo", {}), ("rloo", {})):
+        credit = CREDITS.get(name)
+        advantages = assign(credit, group, options)
+        assert has_signal(group, advantages, credit, options) is bool(advantages[1][0] > 0.5), name
+
+    def without_epsilon(group: GroupRewards) -> list[np.ndarray]:
+        return group.over_steps((group.rewards - group.rewards.mean()) / group.rewards.std())
+
+    rounded = group_of([0.1, 0.2], [0.3])  # 0.1 + 0.2 is 0.30000000000000004
+    advantages = assign(without_epsilon, rounded, {})
+    assert abs(advantages[1][0]) > 1
+    assert not has_signal(rounded, advantages, without_epsilon, {})
+
+
+def test_unequal_rewards_without_an_advantage_have_no_signal() -> None:
+    for name, options, rewards in (
+        ("maxrl", {}, [[-1.0], [-1.0], [0.0], [1.0]]),  # the mean is negative
+        ("step_rewards", {"normalise": "turn"}, [[0.0, 1.0], [0.0]]),  # only one reached the turn that differs
+    ):
+        credit, group = CREDITS.get(name), group_of(*rewards)
+        advantages = assign(credit, group, options)
+        assert not np.concatenate(advantages).any()
+        assert not has_signal(group, advantages, credit, options), name
+
+
 @pytest.mark.parametrize("name", STEPWISE)
 def test_empty_batches_groups_and_trajectories(name: str) -> None:
     credit = CREDITS.get(name)
