@@ -21,7 +21,7 @@ from stepgym.train.packs.batch import Batch
 from stepgym.train.packs.forest import forests
 from stepgym.train.packs.micro_batch import Layout, MicroBatch, idle_micro_batch
 from stepgym.train.packs.rows import padded_rows
-from stepgym.train.parallel.balance import Cost, assign, budget_for
+from stepgym.train.parallel.balance import Cost, deal
 from stepgym.train.parallel.processes import Processes
 from stepgym.train.parallel.sharding import FrozenWeights, shard
 from stepgym.train.policy_config import PolicyConfig
@@ -132,25 +132,22 @@ class Policy:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Training mode within, evaluation mode after. Gradient checkpointing and an adapter's dropout need it."""
-        self.model.train(self.config.gradient_checkpointing or self.noisy)
+        """Gradient checkpointing and an adapter's dropout are on within, as far as there are any."""
+        set_training(self.model, True)
         try:
             yield
         finally:
-            self.model.eval()
+            set_training(self.model, False)
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """This rank's share of a batch, cut to `micro_batch_tokens`. Every rank gets as many."""
         budget = self.config.micro_batch_tokens
         if self.processes.size == 1:
             return self._cut(batch, budget)
-        tokens = sum(micro_batch.tokens for micro_batch in self._cut(batch, budget))
-        everything = self._cut(batch, budget_for(tokens, budget, self.processes.size))
-        costs = [self._cost.of(micro_batch) for micro_batch in everything]
-        shares = assign(costs, self.processes.size)
+        shares = deal(lambda most: self._cut(batch, most), self._cost, budget, self.processes.size)
         mine = shares[self.processes.rank]
         idle = idle_micro_batch(forest=self.forward_module.branches)
-        return [everything[index] for index in mine] + [idle] * (max(map(len, shares)) - len(mine))
+        return mine + [idle] * (max(map(len, shares)) - len(mine))
 
     def _cut(self, batch: Batch, budget: int) -> list[MicroBatch]:
         make = forests if self.forward_module.branches else padded_rows
@@ -170,14 +167,14 @@ class Policy:
         """
         result: torch.Tensor | None = None
         training = self.model.training
-        self.model.train(training and not self.noisy)
+        set_training(self.model, False)
         with nullcontext() if self.frozen is None else self.frozen.in_place():
             for micro_batch in micro_batches:
                 scores = self.score(micro_batch)
                 if result is None:
                     result = torch.zeros(count, dtype=scores.logprob.dtype, device=self.device)
                 result[micro_batch.token.to(self.device)] = scores.logprob
-        self.model.train(training)
+        set_training(self.model, training)
         return torch.zeros(count, device=self.device) if result is None else self.processes.sum(result)
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_size: int | str = "50GB") -> None:
@@ -247,6 +244,22 @@ def disable_dropout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
+        for name, value in vars(module).items():
+            if isinstance(value, float) and name.endswith(("dropout", "drop")):  # also resid_pdrop, layerdrop
                 setattr(module, name, 0.0)
+
+
+def set_training(model: torch.nn.Module, on: bool) -> None:
+    """Training mode for what has to be in it, evaluation mode for all else.
+
+    That is what keeps only its inputs (gradient checkpointing), and the dropout that an adapter has brought after
+    `disable_dropout`. Other layers may add noise of their own in training mode, as the routers of some mixtures of
+    experts do. `model.training` says afterwards whether it is on.
+    """
+    model.eval()
+    if not on:
+        return
+    for module in model.modules():
+        drops = isinstance(module, torch.nn.Dropout) and module.p > 0
+        module.training = drops or bool(getattr(module, "gradient_checkpointing", False))
+    model.training = True

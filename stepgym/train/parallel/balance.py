@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -21,6 +22,9 @@ class Work(Protocol):
 
     @property
     def place(self) -> torch.Tensor: ...  # noqa: D102
+
+
+W = TypeVar("W", bound=Work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +99,56 @@ def assign(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
-def budget_for(total_tokens: int, budget: int, ranks: int) -> int:
-    """Tokens of a micro-batch such that every pass has work for all ranks.
+def duration(costs: Sequence[float], shares: Sequence[Sequence[int]]) -> float:
+    """The sum over passes of the highest cost in each: what shares come to on ranks that wait for one another."""
+    passes = zip_longest(*([costs[number] for number in share] for share in shares), fillvalue=0.0)
+    return sum(max(costs_of_pass) for costs_of_pass in passes)
 
-    With `n` passes of `ranks` micro-batches at most `budget` long, the tokens divided evenly over them, and a
-    twentieth of room because steps are not cut to fit.
+
+def deal(cut: Callable[[int], Sequence[W]], cost: Cost, budget: int, ranks: int) -> list[list[W]]:
+    """Cut work for ranks such that none waits long for the others.
+
+    Micro-batches as long as memory allows share most prefixes, but a last pass may have work for some ranks only. So
+    smaller budgets are tried, which divide the tokens over whole passes, until one comes within a twentieth of work
+    divided evenly; else the best of them is taken. The same on every rank.
 
     Args:
-        total_tokens: Tokens of all micro-batches together.
-        budget: Most tokens of one.
+        cut: Makes micro-batches with at most so many tokens each.
+        cost: Of a micro-batch.
+        budget: Most tokens that memory allows.
         ranks: Number of ranks.
 
     Returns:
-        A number from 1 to `budget`.
+        For each rank its micro-batches, in the order of passes; see `assign`.
+    """
+    work = cut(budget)
+    costs = [cost.of(part) for part in work]
+    shares = assign(costs, ranks)
+    best, even = duration(costs, shares), sum(costs) / ranks
+    for smaller in budgets(sum(part.tokens for part in work), budget, ranks):
+        if best <= 1.05 * even:
+            break
+        tried = cut(smaller)
+        costs = [cost.of(part) for part in tried]
+        found = assign(costs, ranks)
+        if (took := duration(costs, found)) < best:
+            work, shares, best = tried, found, took
+    return [[work[number] for number in share] for share in shares]
+
+
+def budgets(total_tokens: int, budget: int, ranks: int) -> list[int]:
+    """Budgets below `budget` that divide tokens evenly over as many passes as are needed, or one more.
+
+    With some room, more and less, because steps are not cut to fit.
     """
     passes = max(1, math.ceil(total_tokens / (budget * ranks)))
-    return max(1, min(budget, math.ceil(1.05 * total_tokens / (passes * ranks))))
+    found = []
+    for number in (passes, passes + 1):
+        for room in (1.1, 1.0, 1.2, 1.35):
+            size = math.ceil(room * total_tokens / (number * ranks))
+            if 0 < size < budget and size not in found:
+                found.append(size)
+    return found
 
 
 def _first(config: Any, *names: str) -> int:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgym.train.parallel.balance import Cost, assign, budget_for
+from stepgym.train.parallel.balance import Cost, assign, budgets, deal, duration
 
 
 def passes(costs: list[float], shares: list[list[int]]) -> float:
@@ -37,19 +38,65 @@ def test_no_way_of_dealing_takes_less_time(costs: list[int], ranks: int) -> None
     assert passes(costs, shares) == best
 
 
-def test_the_budget_shrinks_until_all_ranks_have_work() -> None:
-    assert budget_for(1000, 16384, 1) == 1050
-    assert budget_for(1000, 16384, 4) == 263  # ceil(1.05 * 250)
-    assert budget_for(100_000, 16384, 4) == 13125  # 7 packs: two passes of 4, 12500 each and a twentieth
-    assert budget_for(131_072, 16384, 4) == 16384  # 8 packs, all full
-    assert budget_for(0, 16384, 4) == 1
+class Bin:
+    """Steps of given lengths, computed together; attention and head cost nothing."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.tokens = sum(lengths)
+        self.visible_pairs = 0
+        self.place = torch.zeros(0)
 
 
-@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 64))
-def test_the_budget_never_grows_and_needs_no_more_passes(total: int, budget: int, ranks: int) -> None:
-    chosen = budget_for(total, budget, ranks)
-    assert 1 <= chosen <= budget
-    assert -(-total // (chosen * ranks)) == -(-total // (budget * ranks))
+def next_fit(lengths: list[int], budget: int) -> list[Bin]:
+    bins: list[list[int]] = []
+    for length in lengths:
+        if bins and sum(bins[-1]) + length <= budget:
+            bins[-1].append(length)
+        else:
+            bins.append([length])
+    return [Bin(part) for part in bins]
+
+
+TOKENS = Cost(per_token=1.0, per_pair=0.0, per_row=0.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "ranks", "passes"),
+    [
+        ([100] * 8, 10_000, 4, [[200], [200], [200], [200]]),  # one micro-batch would leave three ranks without work
+        ([100] * 8, 400, 1, [[400, 400]]),
+        ([100] * 9, 300, 2, [[300, 200], [200, 200]]),  # 3 of 300 would take 600; 4 of 200 and 300 take 500
+        ([100] * 8, 200, 4, [[200], [200], [200], [200]]),
+        ([], 100, 2, [[], []]),
+    ],
+)
+def test_work_is_cut_so_that_all_ranks_have_some(
+    lengths: list[int], budget: int, ranks: int, passes: list[list[int]]
+) -> None:
+    shares = deal(lambda most: next_fit(lengths, most), TOKENS, budget, ranks)
+    assert sum(part.tokens for share in shares for part in share) == sum(lengths)
+    took = duration([cost for share in passes for cost in share], numbered(passes))
+    assert duration([part.tokens for share in shares for part in share], numbered(shares)) <= took
+
+
+def numbered(shares: list[list[Any]]) -> list[list[int]]:
+    numbers = itertools.count()
+    return [[next(numbers) for _ in share] for share in shares]
+
+
+@given(st.lists(st.integers(1, 300), max_size=30), st.integers(300, 2000), st.integers(1, 8))
+def test_dealing_loses_nothing_and_is_never_worse_than_the_whole_budget(
+    lengths: list[int], budget: int, ranks: int
+) -> None:
+    shares = deal(lambda most: next_fit(lengths, most), TOKENS, budget, ranks)
+    parts = [part for share in shares for part in share]
+    assert sorted(length for part in parts for length in part.lengths) == sorted(lengths)
+    assert all(part.tokens <= budget for part in parts)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    whole = [float(part.tokens) for part in next_fit(lengths, budget)]
+    assert passes([float(part.tokens) for part in parts], numbered(shares)) <= passes(whole, assign(whole, ranks))
+    assert all(0 < smaller < budget for smaller in budgets(sum(lengths), budget, ranks))
 
 
 def work(tokens: int, pairs: int, rows: int) -> SimpleNamespace:
