@@ -17,10 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepgym.train.attention.flex import FlexPlan
-
-_VARIANTS = 64
-"""Most compilations of one kind of layer: with and without gradients, dropout, adapter, sliding window, ..."""
+from stepgym.train.attention.flex import FlexPlan, allow_variants
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
@@ -35,8 +32,7 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
     for layer in layers:
         if not isinstance(layer.forward, _CompiledForward):
             layer.forward = _CompiledForward(layer)
-    # Beyond the limit torch silently computes without compilation, and FlexAttention then holds all scores.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
+    allow_variants()
 
 
 class _CompiledForward:

@@ -64,6 +64,11 @@ class FlexPlan:
         self._device = device
         self._masks: dict[int | None, BlockMask] = {}
 
+    @property
+    def windows(self) -> set[int]:
+        """The sliding windows that layers have asked for."""
+        return {window for window in self._masks if window is not None}
+
     def mask(self, window: int | None = None) -> BlockMask:
         """The mask of layers whose queries see at most `window` nodes of their path, themselves included."""
         if window not in self._masks:
@@ -134,7 +139,16 @@ def _on(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
 @functools.cache
 def _compiled() -> Callable[..., Any]:
     # Without compilation FlexAttention holds all scores. The second length seen compiles for every length.
+    allow_variants()
     return torch.compile(flex_attention, fullgraph=True)
+
+
+def allow_variants() -> None:
+    """Let torch compile a function often enough: with and without gradients, dropout, adapter, sliding window, ...
+
+    Beyond its limit it would silently compute without compilation.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 
 
 def _attend(
