@@ -212,7 +212,12 @@ class LearnerConfig(BaseModel):
         if self.correction.kind == "none":
             return False
         function, options = self.function("correction"), self.correction.options
-        return unit_of(function, options) not in WHOLE_UNITS or function(Tokens.none(), **options).keep is not None
+        if unit_of(function, options) not in WHOLE_UNITS:
+            return True
+        try:
+            return function(Tokens.none(), **options).keep is not None
+        except Exception:  # one that cannot do without tokens may leave some out
+            return True
 
     def function(self, field: Literal["credit", "loss", "correction"]) -> Callable[..., Any]:
         """The function that a field names."""

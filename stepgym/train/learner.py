@@ -15,6 +15,7 @@ from stepgym.credit.group import assign_all, has_signal
 from stepgym.credit.kl_in_reward import lower_rewards
 from stepgym.credit.token_rewards import require_chains
 from stepgym.credit.treatment import Group, treat
+from stepgym.errors import UserError
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.trajectory import Trajectory
 from stepgym.seeds import derive_seed
@@ -22,7 +23,7 @@ from stepgym.train.config import WHOLE_UNITS, LearnerConfig
 from stepgym.train.critic import Critic
 from stepgym.train.eligibility import require_trainable
 from stepgym.train.losses import KLS
-from stepgym.train.losses.tokens import unit_of
+from stepgym.train.losses.tokens import take_loss, take_weights, unit_of
 from stepgym.train.metrics import TokenMetrics
 from stepgym.train.mini_batch import MiniBatch, Signal
 from stepgym.train.optimizer import Optimizer
@@ -253,7 +254,8 @@ class Learner:
         weight = np.zeros(len(mini))
         kept = np.ones(len(mini), dtype=bool)
         if self._correction is not None and mini.old_logprob is not None:
-            found = self._correction(mini.tokens(mini.old_logprob, mini.old_logprob), **self.config.correction.options)
+            before = mini.tokens(mini.old_logprob, mini.old_logprob)
+            found = take_weights(self._correction, before, self.config.correction.options)
             mini.correction, mini.measured = found.values.detach(), dict(found.metrics)
             if found.keep is not None:
                 kept = found.keep.cpu().numpy()
@@ -274,13 +276,18 @@ class Learner:
         current = logprob.detach()
         old = current if mini.old_logprob is None else mini.old_logprob[chosen]
         tokens = mini.tokens(logprob, old, chosen)
-        loss = self._loss(tokens, **self.config.loss.options)
+        loss = take_loss(self._loss, tokens, self.config.loss.options)
         values: torch.Tensor = loss.values
         measured = dict(loss.metrics)
         if mini.correction is not None:
             values = values * mini.correction[chosen]
         elif self._correction is not None:
-            correction = self._correction(tokens, **self.config.correction.options)
+            correction = take_weights(self._correction, tokens, self.config.correction.options)
+            if correction.keep is not None:  # too late: the weights of the whole update are taken
+                raise UserError(
+                    f"correction {self.config.correction.kind!r} leaves out tokens now and did not say so when it was "
+                    "tried with none: it must return `keep` always or never"
+                )
             values = values * correction.values.detach()
             measured |= correction.metrics
         measured |= {name: value[chosen] for name, value in mini.measured.items()}

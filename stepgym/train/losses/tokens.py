@@ -117,9 +117,35 @@ def unit_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Unit:
     return _check(getattr(function, "__couples__", "batch"), name)
 
 
+def take_loss(function: LossFunction, tokens: Tokens, options: Mapping[str, Any]) -> TokenLoss:
+    """Call a loss. Raises `UserError` where a tensor that it returns has not one entry per token."""
+    found = function(tokens, **options)
+    _check_shapes("loss", function, tokens, {"values": found.values, **found.metrics})
+    return found
+
+
+def take_weights(function: CorrectionFunction, tokens: Tokens, options: Mapping[str, Any]) -> TokenWeights:
+    """Call a correction. Raises `UserError` where a tensor that it returns has not one entry per token."""
+    found = function(tokens, **options)
+    kept = {} if found.keep is None else {"keep": found.keep}
+    _check_shapes("correction", function, tokens, {"values": found.values, **kept, **found.metrics})
+    return found
+
+
 def ratio_of(logprob: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """exp(logprob - other), the log-ratio held within `MAX_LOG_RATIO` of zero."""
     return torch.exp(torch.clamp(logprob - other, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _check_shapes(noun: str, function: Callable[..., Any], tokens: Tokens, found: Mapping[str, torch.Tensor]) -> None:
+    # A mean, say, would be spread over all tokens without a word when it is multiplied with their weights.
+    for name, tensor in found.items():
+        if tensor.shape != tokens.logprob.shape:
+            function_name = getattr(function, "__name__", repr(function))
+            raise UserError(
+                f"{noun} {function_name}: {name!r} has shape {list(tensor.shape)} for {len(tokens.logprob)} tokens; "
+                "it must have one entry per token"
+            )
 
 
 def _check(unit: Any, name: str) -> Unit:

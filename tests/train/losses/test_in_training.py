@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from stepgym.credit.treatment import treat
+from stepgym.errors import UserError
 from stepgym.record.outcome import OutcomePolicy
 from stepgym.record.trajectory import Trajectory
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
+from stepgym.train.losses.tokens import TokenLoss, Tokens, TokenWeights, couples
 from stepgym.train.mini_batch import MiniBatch
 
 
@@ -100,3 +102,54 @@ def test_constant_divides_by_what_it_is_told_and_by_nothing_else(make: SimpleNam
     by_token, mini, _ = first_gradient(make, credit="dr_grpo", reduction="token", correction="none")
     share = len(mini) / (100 * 7)  # seven trajectories
     assert close(gradients[100], share * by_token)
+
+
+def mean_loss(tokens: Tokens) -> TokenLoss:
+    return TokenLoss(-(tokens.advantage * tokens.logprob).mean())
+
+
+def one_metric(tokens: Tokens) -> TokenLoss:
+    return TokenLoss(-tokens.advantage * tokens.logprob, {"largest": tokens.logprob.detach().amax(0, keepdim=True)})
+
+
+def one_weight(tokens: Tokens) -> TokenWeights:
+    return TokenWeights(torch.ones(1))
+
+
+@couples("token")
+def keeps_at_times(tokens: Tokens) -> TokenWeights:
+    keep = tokens.logprob > -4.0
+    return TokenWeights(keep.double(), None if keep.all() else keep)
+
+
+@couples("token")
+def needs_tokens(tokens: Tokens) -> TokenWeights:
+    keep = tokens.old_logprob >= tokens.old_logprob.max()  # of no tokens there is no maximum
+    return TokenWeights(keep.double(), keep)
+
+
+@pytest.mark.parametrize("declared", [couples("token"), couples("batch")])
+def test_a_function_that_does_not_return_one_number_per_token_is_named(make: SimpleNamespace, declared: Any) -> None:
+    for field, function, said in (
+        (
+            "loss",
+            mean_loss,
+            r"loss mean_loss: 'values' has shape \[\] for \d+ tokens; it must have one entry per token",
+        ),
+        ("loss", one_metric, r"loss one_metric: 'largest' has shape \[1\] for \d+ tokens"),
+        ("correction", one_weight, r"correction one_weight: 'values' has shape \[1\] for \d+ tokens"),
+    ):
+        declared(function)
+        with pytest.raises(UserError, match=said):
+            first_gradient(make, **{field: f"{__name__}:{function.__name__}"})
+
+
+def test_a_correction_that_masks_only_at_times_is_refused_and_one_that_needs_tokens_is_not(
+    make: SimpleNamespace,
+) -> None:
+    with pytest.raises(UserError, match=r"keeps_at_times' leaves out tokens now .* must return `keep` always or never"):
+        first_gradient(make, correction=f"{__name__}:keeps_at_times")
+    _, mini, _ = first_gradient(make, correction=f"{__name__}:needs_tokens")
+    assert mini.weight is not None
+    assert int((mini.weight > 0).sum()) == 1
+    assert float(mini.weight.sum()) == pytest.approx(1.0)
