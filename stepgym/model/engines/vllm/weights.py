@@ -111,12 +111,13 @@ class Weights:
     async def load_adapter(self, folder: Path, version: str) -> None:
         """Give all servers a LoRA adapter (PEFT format), to be sampled with from now on.
 
-        The base weights stay. `folder` must stay until the next call. Raises `EngineError`.
+        The base weights stay. What is being sampled is waited for: it needs the adapter of before, which a server may
+        have to read from its folder again. `folder` must stay until the next call. Raises `EngineError`.
         """
         old, new = self._state, WeightsName(version, adapter=True)
         if old.name == new:
             return  # a name is given once: what was sampled under it was sampled from this
-        async with self._changing():
+        async with self._changing(drain=True):
             given = await self._each(lambda server: self._add_adapter(server, new, folder))
             self._settle(given, _State(new, old.folder, folder))
         if old.name.adapter:
@@ -231,11 +232,14 @@ class Weights:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[bool]:
-        """Within, weights may change. Yields whether sampling must be paused for that; else nothing is under way."""
+    async def _changing(self, *, drain: bool = False) -> AsyncIterator[bool]:
+        """Within, weights may change. Yields whether sampling must be paused for that; else nothing is under way.
+
+        With `drain` nothing is under way in any case.
+        """
         while self._updating or self._waking:
             await asyncio.sleep(_POLL_S)
-        drained = [member for member in self._members if member.api == "completions"]
+        drained = [member for member in self._members if drain or member.api == "completions"]
         self._updating, self._holding = True, bool(drained or self._asleep)
         try:
             await self.wake()

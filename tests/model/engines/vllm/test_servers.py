@@ -91,6 +91,32 @@ def test_an_adapter_is_sampled_with_and_named_in_every_step(pair, tmp_path):
         assert np.abs(said.logprobs - pair.logprobs(PROMPT, said.response_ids)).mean() > 1e-3
 
 
+def test_an_adapter_that_comes_amid_a_response_waits_for_it(pair, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
+    model.save_pretrained(tmp_path / "amid")
+
+    async def play():
+        before = pair.engine.weights_version
+        running = asyncio.create_task(pair.engine.generate(PROMPT, Sampling(), max_tokens=200, seed=3))
+        await wait_until(lambda: any(member.under_way for member in pair.engine._members))
+        loading = asyncio.create_task(pair.engine.load_adapter(tmp_path / "amid", "amid"))
+        await asyncio.sleep(0)
+        asked = asyncio.create_task(pair.engine.generate(PROMPT, Sampling(), max_tokens=20, seed=2))
+        await loading
+        assert running.done()  # by the weights of before, all of it
+        return before, await running, await asked
+
+    before, old, new = run_blocking(play())
+    assert old.weights_versions == [(before, 0, len(old.response_ids))]
+    assert new.weights_versions == [("amid", 0, len(new.response_ids))]  # asked while it was loaded: it waited too
+    assert np.abs(new.logprobs - pair.logprobs(PROMPT, new.response_ids, model)).mean() < 1e-4
+
+
 def test_a_server_that_dies_is_started_again_with_its_weights_and_the_others_go_on(pair, tmp_path, caplog):
     engine = pair.engine
     engine._retries = 1
