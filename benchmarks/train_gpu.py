@@ -32,6 +32,7 @@ import platform
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -171,6 +172,9 @@ class Bench:
                 return self._measure(shape, way, workload, tokens, checkpointing)
             except torch.OutOfMemoryError:
                 pass  # what it held is let go of below, once the error is no longer at hand
+            except Exception as error:  # the other measurements are still worth having
+                traceback.print_exc()
+                return {"failed": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
             gc.collect()
             torch.cuda.empty_cache()
         return {"failed": f"out of memory with micro-batches of {attempts[-1][0]} tokens and gradient checkpointing"}
@@ -186,23 +190,22 @@ class Bench:
                 (mini,), _ = learner.prepare(groups)
                 return mini, learner.backward(mini)
 
-        seconds = self._timed(step)  # the first, with all that is compiled
-        warm = 1 if way == "plain" else 2
-        for _ in range(warm - 1):
+        first, _ = self._timed(step)  # with all that is compiled
+        if way != "plain":
             self._timed(step)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        times = [self._timed(step) for _ in range(self.options.repeats)]
+        timed = [self._timed(step) for _ in range(self.options.repeats)]
+        times, (mini, metrics) = [seconds for seconds, _ in timed], timed[-1][1]
         if self.options.profile and way != "plain":
             self._profile(step, f"{shape} {way} {workload}")
         memory = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else None
-        mini, metrics = step()
         (whole,) = forests(mini.batch, "tree", 10**12)
         work = 3 * Cost.of_model(policy.model).of(whole)
         taken = statistics.median(times)
         norm = torch.nn.utils.get_total_norm([p.grad for p in policy.model.parameters() if p.grad is not None])
         return {
-            "seconds": {"median": taken, "min": min(times), "max": max(times), "first": seconds},
+            "seconds": {"median": taken, "min": min(times), "max": max(times), "first": first},
             "utilisation": None if self.peak is None else work / taken / self.peak,
             "operations": work,
             "tokens": sum(micro.tokens for micro in mini.micro_batches),
@@ -250,12 +253,12 @@ class Bench:
         model.set_attn_implementation(plain_attention())
         return policy
 
-    def _timed(self, step: Callable[[], Any]) -> float:
+    def _timed(self, step: Callable[[], Any]) -> tuple[float, Any]:
         self._wait()
         started = time.perf_counter()
-        step()
+        result = step()
         self._wait()
-        return time.perf_counter() - started
+        return time.perf_counter() - started, result
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -376,6 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[str, dict[str, dict[str, Any]]] = {}
     tolerance = 1e-4 if options.small else 0.05
     for shape in options.models:
+        torch._dynamo.reset()  # what was compiled for another width would be taken for one of many widths
         for workload in options.workloads:
             for way in options.ways:
                 row = bench.measure(shape, way, workload)
