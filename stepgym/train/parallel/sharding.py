@@ -34,15 +34,16 @@ def shard(
         layers: The parts of it that repeat.
         processes: The ranks.
         compute_dtype: Type in which weights are gathered and computed with; None: their own. Gradients are summed
-            in float32, or in the weights' own type where that is wider.
+            in float32 where that or the weights' type is narrower.
     """
     if processes.size == 1:
         return
     mesh = init_device_mesh(processes.device.type, (processes.size,))
+    narrow = {compute_dtype, *(parameter.dtype for parameter in module.parameters())} & {torch.bfloat16, torch.float16}
     # The inputs are left alone: temperatures, too, would be rounded to the type of the weights.
     precision = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
-        reduce_dtype=None if compute_dtype is None else torch.float32,
+        reduce_dtype=torch.float32 if narrow else None,
         cast_forward_inputs=False,
     )
     for part in [*layers, module]:

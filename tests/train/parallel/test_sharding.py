@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from stepgym.train.lora import Adapter, LoRAConfig
@@ -146,6 +146,23 @@ def half(processes: Processes) -> list[Any]:
 
 def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(ranks: Ranks) -> None:
     assert ranks(half) == [[["torch.float32", "torch.bfloat16"], ["torch.float32"]]] * 2
+
+
+def summed_in(processes: Processes) -> list[str]:
+    """What type gradients are summed in. Asked of FSDP, because gloo itself adds narrow types up in float32."""
+    found = []
+    for dtype, compute_dtype in ((torch.bfloat16, None), (torch.float32, torch.bfloat16), (torch.float64, None)):
+        layer = torch.nn.Linear(2, 3).to(dtype)
+        root = torch.nn.Sequential(layer)
+        shard(root, [layer], processes, compute_dtype=compute_dtype)
+        root(torch.ones(1, 2, dtype=compute_dtype or dtype)).sum().backward()
+        (group,) = fully_shard.state(layer)._fsdp_param_groups
+        found.append(f"{group.fsdp_params[0].reduce_dtype or dtype} {layer.weight.grad.dtype}".replace("torch.", ""))
+    return found
+
+
+def test_narrow_gradients_are_summed_in_float32(ranks: Ranks) -> None:
+    assert ranks(summed_in) == [["float32 bfloat16", "float32 float32", "float64 float64"]] * 2
 
 
 def swap(processes: Processes) -> dict[str, bool]:
