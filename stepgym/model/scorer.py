@@ -17,6 +17,7 @@ from stepgym.errors import UserError
 from stepgym.model.lengths import cut_by_length
 from stepgym.model.logprobs import scores_from_logits, token_scores
 from stepgym.model.output_head import find_head_form
+from stepgym.model.placement import place
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym.record.step import Ids
 
@@ -54,7 +55,7 @@ class Scorer:
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         try:
             self.device = torch.device(name)
-            self.model = model.to(device=self.device, dtype=_DTYPES[dtype]).eval()
+            self.model = place(model, self.device, _DTYPES[dtype]).eval()
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"device {device!r} cannot be used: {reason}; use cpu, cuda, cuda:0, ...") from None

@@ -11,6 +11,7 @@ import torch
 
 from stepgym.env.worker import threads
 from stepgym.errors import UserError
+from stepgym.model.placement import place
 from stepgym.train.recipe import Recipe
 from stepgym.train.sync import Gathered, Progress, WeightSync
 from stepgym.train.weights import gathered, whole_tensors
@@ -67,7 +68,7 @@ class CopySync(WeightSync):
         dtype = _TYPES.get(fields.pop("dtype", "auto"), policy.compute_dtype)
         if plain is None:
             raise ValueError("CopySync needs what before_policy returned")
-        self._model = plain.to(device=device, dtype=dtype).requires_grad_(False).eval()
+        self._model = place(plain, device, dtype).requires_grad_(False).eval()
         self._policy = policy
         self._version: str | None = None
         self._engine = TransformersEngine.wrap(self._model, tokenizer, name=name, **fields)

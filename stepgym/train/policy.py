@@ -13,6 +13,7 @@ import torch
 
 from stepgym.errors import UserError
 from stepgym.model.logprobs import TokenScores
+from stepgym.model.placement import place
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym.train.compile import compile_layers
 from stepgym.train.forward_module import ForwardModule, decoder_layers, find_attention
@@ -66,7 +67,7 @@ class Policy:
         self.config = config or PolicyConfig()
         self.processes = processes or Processes.start(self.config.device, {})
         self.device = self.processes.device
-        self.model = model.to(device=self.device, dtype=_DTYPES[self.config.dtype])
+        self.model = place(model, self.device, _DTYPES[self.config.dtype])
         self.model.requires_grad_(True)
         disable_dropout(self.model)
         if self.config.dtype == "float64" and self.model._can_set_experts_implementation():
