@@ -21,7 +21,7 @@ from stepgym.train.mini_batch import MiniBatch
 from stepgym.train.optimizer import Optimizer
 from stepgym.train.packs.micro_batch import MicroBatch
 from stepgym.train.parallel.sharding import reduce_gradients, shard
-from stepgym.train.policy import Policy, disable_dropout
+from stepgym.train.policy import Policy, disable_dropout, set_training
 from stepgym.train.value_module import ValueModule
 from stepgym.train.weights import whole
 
@@ -182,12 +182,12 @@ class Critic:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Gradient checkpointing needs training mode."""
-        self.module.train(self._policy.config.gradient_checkpointing)
+        """Gradient checkpointing is on within, where it is asked for."""
+        set_training(self.module, True)
         try:
             yield
         finally:
-            self.module.eval()
+            set_training(self.module, False)
 
 
 def value_loss(

@@ -102,7 +102,7 @@ class ForwardModule(torch.nn.Module):
             return scores
         return TokenScores(*(None if tensor is None else tensor.index_select(0, which) for tensor in scores))  # type: ignore[arg-type]
 
-    def _run(self, module: Any, micro_batch: MicroBatch) -> Any:
+    def _run(self, module: Any, micro_batch: MicroBatch, plan: Any = None) -> Any:
         device = self.model.device
         ids, position, tree = micro_batch.ids, micro_batch.position, micro_batch.tree
         if tree is None:
@@ -119,7 +119,7 @@ class ForwardModule(torch.nn.Module):
             # for rows packed end to end. The kernel does not read it.
             attention_mask=torch.zeros((1, 1, 1, 1), device=device),
             use_cache=False,
-            stepgym_tree=self._attention.prepare(tree, device),
+            stepgym_tree=plan or self._attention.prepare(tree, device),
         )
 
     def _try_forest(self) -> str:
@@ -130,15 +130,18 @@ class ForwardModule(torch.nn.Module):
         try:
             plain = [self._hidden(ids) for ids in _PATHS]
             self.model.set_attn_implementation(self._attention.NAME)
-            gap = self._gap(plain)
+            gap, windows = self._gap(plain)
         except (UserError, KeyboardInterrupt):
             raise
         except Exception as error:  # a model may fail in any way on what it was not made for
             reason = f"{name} cannot be given another attention ({type(error).__name__}: {_first_line(error)})"
         else:
-            if gap <= _SMALL_GAP.get(self.model.dtype, 0.1):
+            if gap > _SMALL_GAP.get(self.model.dtype, 0.1):
+                reason = f"{name} does not leave the past to attention alone (recurrent or linear-attention layers)"
+            elif hidden := _hidden_from_kernels(self.model, windows):
+                reason = f"{name} {hidden}"
+            else:
                 return ""
-            reason = f"{name} does not leave the past to attention alone (recurrent or linear-attention layers)"
         self.model.set_attn_implementation(before)
         return reason
 
@@ -151,19 +154,44 @@ class ForwardModule(torch.nn.Module):
         return hidden
 
     @torch.no_grad()
-    def _gap(self, plain: list[Tensor]) -> float:
-        """Largest relative difference between the hidden states of paths in one forest, and of each alone."""
+    def _gap(self, plain: list[Tensor]) -> tuple[float, set[int]]:
+        """Largest relative difference between the hidden states of paths in one forest, and of each alone.
+
+        And the sliding windows that layers told the kernel of.
+        """
         size = self.model.config.get_text_config().vocab_size
         ids = torch.tensor([_FOREST]) % size
         tree = Tree.of(np.array(_ENDS, dtype=np.int32))
         nothing = torch.zeros(0, dtype=torch.int64)
         forest = MicroBatch(ids, torch.from_numpy(tree.depth)[None], tree, nothing, nothing, None, nothing)
-        hidden = self._run(self.model.base_model, forest).last_hidden_state[0]
+        plan = self._attention.prepare(tree, self.model.device)
+        hidden = self._run(self.model.base_model, forest, plan).last_hidden_state[0]
         gaps = [
             float((hidden[nodes] - alone).norm() / alone.norm().clamp_min(1e-30))
             for nodes, alone in zip(_NODES, plain, strict=True)
         ]
-        return max(gap if gap == gap else float("inf") for gap in gaps)
+        return max(gap if gap == gap else float("inf") for gap in gaps), plan.windows
+
+
+def _hidden_from_kernels(model: Any, windows: set[int]) -> str:
+    """What a model's layers do with the past that kernels for forests are not told of; empty where there is nothing.
+
+    It shows on long paths only, so trying cannot find it.
+
+    Args:
+        model: The model.
+        windows: The sliding windows that its layers told the kernel of.
+    """
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ()
+    if any(type(module).__name__.endswith("Indexer") for module in model.modules()):
+        return "selects what its layers attend to (sparse attention)"
+    if "chunked_attention" in kinds:
+        return "attends within chunks of its context"
+    slides = not kinds or "sliding_attention" in kinds
+    if slides and getattr(config, "sliding_window", None) and not windows:
+        return "keeps its sliding window from the kernel"
+    return ""
 
 
 def _first_line(error: BaseException) -> str:

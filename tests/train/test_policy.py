@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stepgym.errors import UserError
+from stepgym.train.forward_module import _hidden_from_kernels, decoder_layers
 from stepgym.train.packs.batch import make_batch
 from stepgym.train.policy import Policy
 from stepgym.train.policy_config import PolicyConfig
@@ -106,6 +107,126 @@ def test_linear_attention_layers_are_found_by_trying(make: SimpleNamespace) -> N
     policy = Policy(transformers.Qwen3NextForCausalLM(config), PolicyConfig(device="cpu"))
     assert policy.layout == "merged"
     assert "linear-attention" in policy.notes[0]
+
+
+SMALL = {
+    "vocab_size": 89,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LATENT = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 12,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+}
+
+
+def random_model(name: str, config: str | None = None, **options: object) -> torch.nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    made = getattr(transformers, config or f"{name}Config")(**{**SMALL, **options})
+    model = getattr(transformers, f"{name}ForCausalLM")(made)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        (
+            "Qwen2Moe",
+            {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1, "num_experts": 4},
+            "keeps its sliding window from the kernel",
+        ),
+        ("Phimoe", {"sliding_window": 16, "num_local_experts": 2}, "keeps its sliding window from the kernel"),
+        (
+            "Llama4",
+            {
+                "config": "Llama4TextConfig",
+                "attention_chunk_size": 16,
+                "head_dim": 8,
+                "num_local_experts": 2,
+                "intermediate_size_mlp": 24,
+            },
+            "cannot be given another attention",
+        ),
+        ("DeepseekV32", {"index_topk": 512, **LATENT}, "selects what its layers attend to"),
+    ],
+)
+def test_attention_that_kernels_are_not_told_of_is_not_given_forests(
+    make: SimpleNamespace, name: str, options: dict[str, object], reason: str
+) -> None:
+    """It differs from plain causal attention on long paths only, which the trial of a model has none of."""
+    model = random_model(name, **options)
+    steps = list(make.trajectory(4, turns=9, breaks=(2,), response=6).steps)
+    assert max(step.length for step in steps) > 60
+    policy = Policy(model, PolicyConfig(device="cpu"))
+    assert reason in policy.forward_module.branches_not
+    batch = make_batch([[make.trajectory(4, turns=9, breaks=(2,), response=6)]])
+    found = policy.logprobs(policy.micro_batches(batch), len(batch.tokens))
+    with torch.no_grad():
+        assert torch.allclose(found, scored_alone(policy, steps, 1.0), atol=2e-5)
+
+
+def test_chunks_of_the_context_are_seen_in_a_config() -> None:
+    import transformers
+
+    config = transformers.Llama4TextConfig(**SMALL, head_dim=8, num_local_experts=2, intermediate_size_mlp=24)
+    model = transformers.Llama4TextModel(config)
+    assert _hidden_from_kernels(model, set()) == "attends within chunks of its context"
+
+
+def test_a_window_that_the_kernel_is_told_of_keeps_the_forest(make: SimpleNamespace) -> None:
+    for options in ({"sliding_window": 16}, {"sliding_window": None}):
+        assert Policy(make.model("mistral", **options), PolicyConfig(device="cpu")).layout == "tree"
+    unused = random_model("Qwen2Moe", sliding_window=16, use_sliding_window=False, num_experts=4)
+    assert Policy(unused, PolicyConfig(device="cpu")).layout == "tree"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Mixtral", {"router_jitter_noise": 0.5, "num_local_experts": 4}),
+        ("Phimoe", {"router_jitter_noise": 0.5, "input_jitter_noise": 0.5, "num_local_experts": 4}),
+        ("Bloom", {"hidden_dropout": 0.5, "n_layer": 2, "n_head": 2}),
+        ("OPT", {"layerdrop": 0.5, "dropout": 0.5, "ffn_dim": 24, "word_embed_proj_dim": 16}),
+    ],
+)
+def test_checkpointed_layers_add_no_noise_of_their_own(
+    make: SimpleNamespace, name: str, options: dict[str, object]
+) -> None:
+    model = random_model(name, **options)
+    policy = Policy(model, PolicyConfig(device="cpu", gradient_checkpointing=True))
+    passes: list[int] = []
+    inside = next(module for module in decoder_layers(model)[0].modules() if isinstance(module, torch.nn.Linear))
+    inside.register_forward_hook(lambda *_: passes.append(1))
+    (micro_batch,) = policy.micro_batches(make_batch([[make.trajectory(turns=3)]]))
+    plain = policy.score(micro_batch).logprob
+    with policy.training():
+        passes.clear()
+        scored = policy.score(micro_batch).logprob
+        once = len(passes)
+        scored.sum().backward()
+    assert torch.equal(scored, plain)
+    assert len(passes) == 2 * once > 0  # what was not kept is computed again
 
 
 def test_kernels_are_refused_where_they_do_not_work(make: SimpleNamespace) -> None:

@@ -61,11 +61,13 @@ class SegmentPlan:
     Attributes:
         blocks: Those of a segment stand before those of its subtree.
         depth: int64 tensor [N], position of each node.
+        windows: The sliding windows that layers have asked for.
     """
 
     def __init__(self, tree: Tree) -> None:
         self.blocks: list[Block] = []
         self.depth = torch.from_numpy(tree.depth)
+        self.windows: set[int] = set()
         covered = 0
         for start, stop, end in tree.segments.tolist():
             root = start >= covered
@@ -79,9 +81,11 @@ class SegmentPlan:
         """What is added to the scores of a block, [1, 1, Q, K], where a sliding window cuts into it; else None."""
         if window is None:
             return None
-        distance = self.depth[block.rows, None] - self.depth[None, block.columns]
-        if int(distance.max()) < window:
+        self.windows.add(window)
+        rows, columns = self.depth[block.rows], self.depth[block.columns]
+        if int(rows.max() - columns.min()) < window:  # asked before anything of [Q, K] is made
             return None
+        distance = rows[:, None] - columns
         hidden = distance >= window
         if block.causal:
             hidden |= distance < 0
