@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stepgym.env.task import Task
@@ -141,8 +142,11 @@ class Episodes:
         rounds, replaced = 0, 0
         while rounds < self._recipe.refill.rounds:
             dull = await threads.run(without_signal, learned, self._outcomes, self._algorithm)
-            others = self._tasks.others(iteration, rounds + 1, len(dull), without=had) if dull else []
-            if not others:
+            if not dull:
+                break
+            draw = partial(self._tasks.others, iteration, rounds + 1, len(dull), without=had)
+            others = await threads.run(draw)
+            if not others:  # the split has no more
                 break
             rounds, replaced = rounds + 1, replaced + len(others)
             gone = set(sorted(dull)[: len(others)])
