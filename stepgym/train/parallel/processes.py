@@ -88,12 +88,12 @@ class Processes:
             )
         local_size = _number(environment, "LOCAL_WORLD_SIZE", size)
         processes = cls(rank, size, local_rank, local_size, _device(device, local_rank, size))
+        if processes.device.type == "cuda":
+            torch.cuda.set_device(processes.device)
         if size == 1:
             return processes
         if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]:
             raise UserError(f"WORLD_SIZE is {size}, but {' and '.join(missing)} is not set; start with torchrun")
-        if processes.device.type == "cuda":
-            torch.cuda.set_device(processes.device)
         if not dist.is_initialized():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo",
