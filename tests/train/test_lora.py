@@ -18,10 +18,10 @@ from stepgym.model.engines.forward import SlotForward
 from stepgym.model.engines.transformers import TransformersEngine
 from stepgym.model.tiny import build_tiny_model
 from stepgym.record.step import Sampling
-from stepgym.train.packs.batch import make_batch
 from stepgym.train.config import LearnerConfig
 from stepgym.train.learner import Learner
 from stepgym.train.lora import LoRAConfig
+from stepgym.train.packs.batch import make_batch
 from stepgym.train.policy import Policy
 from stepgym.train.policy_config import PolicyConfig
 
