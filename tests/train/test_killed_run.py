@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The folder of the runs, and how their processes ended."""
     fields, points = RECIPES[request.param]
     out = tmp_path_factory.mktemp("killed")
+    return out, run_and_kill(out, fields, points)
+
+
+def run_and_kill(out: Path, fields: Mapping[str, Any], points: Sequence[str]) -> dict[str, Any]:
+    """One run that is not killed, and one for each point. Returns how their processes ended."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent / "games"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -89,7 +94,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode == 0
-    return out, json.loads(done.stdout)
+    ended: dict[str, Any] = json.loads(done.stdout)
+    return ended
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -144,3 +150,20 @@ def test_every_killed_run_ends_as_the_one_that_was_not(runs: tuple[Path, Mapping
         one, two = (json.loads((folder / "summary.json").read_text()) for folder in (whole, killed))
         for name in ("success_before", "success_after", "updates", "best_iteration", "outcomes"):
             assert one[name] == two[name], point
+
+
+@pytest.mark.slow
+def test_a_run_whose_rollouts_are_asynchronous_goes_on_too(tmp_path: Path) -> None:
+    """Which weights sample which token depends on timing, so it ends elsewhere; nothing is lost or played twice."""
+    fields = {**PLAIN, "overlap": {"kind": "async", "lookahead": 2, "max_staleness": 2}, "refill": {}}
+    ended = run_and_kill(tmp_path, fields, ["between mini-batches"])
+    assert ended == {"whole": [0], "between mini-batches": [-9, 0]}
+    killed = tmp_path / "between mini-batches"
+    assert [row["iteration"] for row in rows(killed)] == [0, 1, 2, 3, 4]
+    with TrajectoryStore(killed / "trajectories") as store:
+        final = store.ids(final_only=True)
+        assert len({(key.group, key.sample) for key in final}) == len(final)
+    for row in rows(killed)[1:]:
+        played = [key for key in final if (key.phase, key.iteration) == ("train", row["iteration"])]
+        assert len(played) == 16 + row["stale_dropped"]
+        assert row["members"] == 16
