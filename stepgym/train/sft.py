@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from stepgym.train.losses.reduction import ReductionConfig
 from stepgym.train.metrics import TokenMetrics
 from stepgym.train.optimizer import Optimizer, OptimizerConfig
 from stepgym.train.packs.batch import Batch, Path, make_batch
+from stepgym.train.packs.occurrences import TrainedTokens
 from stepgym.train.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def sft(
                 | {
                     "grad_norm": norm,
                     "learning_rate": rate,
-                    "tokens_trained": sum(len(path.position) for path in batch.paths),
+                    "tokens_trained": len(batch.tokens),
                     "tokens_forward": read,
                     "tokens_per_second": read / max(1e-9, time.perf_counter() - begun),
                 }
@@ -181,12 +182,16 @@ class _Data:
             yield order[update * config.batch_size : (update + 1) * config.batch_size]
 
     def gather(self, indices: Sequence[int], reduction: ReductionConfig) -> tuple[Batch, NDArray[np.float64]]:
-        """The paths of an update, and the weight of each trained token (0 for those of other updates)."""
-        paths = [path for index in indices for path in self._paths[index]]
+        """The paths of an update, its tokens numbered anew, and the weight of each of them."""
+        paths: list[Path] = []
+        old: list[NDArray[np.int64]] = []
+        count = 0
+        for path in (path for index in indices for path in self._paths[index]):
+            paths.append(replace(path, token=count))
+            old.append(np.arange(path.token, path.token + len(path.position)))
+            count += len(path.position)
+        chosen = np.concatenate(old)
         units = self._all.tokens
-        token = np.concatenate([np.arange(path.token, path.token + len(path.position)) for path in paths])
-        weight = np.zeros(len(units))
-        weight[token] = reduction.weights(
-            step=units.step[token], trajectory=units.trajectory[token], group=units.group[token]
-        )
-        return replace(self._all, paths=paths), weight
+        tokens = TrainedTokens(**{part.name: getattr(units, part.name)[chosen] for part in fields(TrainedTokens)})
+        weight = reduction.weights(step=tokens.step, trajectory=tokens.trajectory, group=tokens.group)
+        return replace(self._all, tokens=tokens, paths=paths), weight

@@ -95,6 +95,25 @@ def test_each_pass_takes_every_trajectory_once(make: SimpleNamespace) -> None:
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == list(range(5))
 
 
+def test_an_update_holds_its_own_tokens_only(make: SimpleNamespace) -> None:
+    """Whatever the size of the data set."""
+    from stepgym.train.losses.reduction import ReductionConfig
+    from stepgym.train.sft import _Data
+
+    made = [scripted(make.trajectory(i, sample=i, turns=1 + i % 3)) for i in range(5)]
+    batch, weight = _Data(made).gather([3, 1, 3], ReductionConfig(kind="trajectory"))
+    counts = [sum(len(step.response_ids) for step in made[i].steps) for i in (3, 1, 3)]
+    assert len(batch.tokens) == len(weight) == sum(counts)
+    assert weight.tolist() == pytest.approx(
+        [1 / 2 / (2 * counts[0])] * counts[0] + [1 / 2 / counts[1]] * counts[1] + [1 / 2 / (2 * counts[0])] * counts[0]
+    )
+    assert [path.token for path in batch.paths] == [0, *(sum(map(len, targets)) for targets in prefixes(batch.paths))]
+
+
+def prefixes(paths: list) -> list:
+    return [[path.target for path in paths[:end]] for end in range(1, len(paths))]
+
+
 def test_nothing_to_learn_from_is_refused(make: SimpleNamespace) -> None:
     empty = replace(make.trajectory(), steps=[Step(prompt_ids=[1], response_ids=[])])
     for made in ([], [empty], [make.trajectory(final=False)]):
