@@ -81,6 +81,11 @@ class Policy:
         self.forward_module = ForwardModule(self.model, find_attention(self.config.attention, self.device))
         self.notes: list[str] = []
         self.layout = self._choose_layout()
+        if rope := _changing_rope(self.model):
+            self.notes.append(
+                f"its rotary positions are scaled by the longest sequence of a pass (rope_type {rope!r}): steps that "
+                "share a pass with one beyond its original length are scored as that one is"
+            )
         self._cost = Cost.of_model(self.model)
         self._shard()
         self._compile()
@@ -238,6 +243,13 @@ class Policy:
         layout: Layout = "merged" if wanted == "auto" else wanted
         self.notes.append(f"{module.branches_not}: it is trained on padded rows ({layout}), which share no prefix")
         return layout
+
+
+def _changing_rope(model: Any) -> str:
+    """The kind of rotary positions that depend on the length of what is computed together; empty for all others."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [part.get("rope_type") for part in (parameters, *parameters.values()) if isinstance(part, dict)]
+    return next((str(kind) for kind in kinds if kind == "longrope" or "dynamic" in str(kind)), "")
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

@@ -201,6 +201,14 @@ def test_a_window_that_the_kernel_is_told_of_keeps_the_forest(make: SimpleNamesp
     assert Policy(unused, PolicyConfig(device="cpu")).layout == "tree"
 
 
+def test_positions_that_depend_on_what_is_computed_together_are_noted(make: SimpleNamespace) -> None:
+    for kind, noted in (("dynamic", True), ("linear", False), ("default", False)):
+        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+        model = make.model("llama", rope_parameters=rope, max_position_embeddings=32)
+        notes = Policy(model, PolicyConfig(device="cpu")).notes
+        assert any("'dynamic'" in note for note in notes) == bool(notes) == noted
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
