@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from stepgym.errors import UserError
 from stepgym.train.parallel.processes import Processes
@@ -43,7 +44,8 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], folder: Path, processes: P
     for mine in processes.gather({name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}):
         sizes |= mine
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, fqn_to_index_mapping=_files(sizes))
-    _call(lambda: save(dict(tensors), storage_writer=writer, **_among(processes)))
+    dense = {name: tensor if isinstance(tensor, DTensor) else tensor.contiguous() for name, tensor in tensors.items()}
+    _call(lambda: save(dense, storage_writer=writer, **_among(processes)))
 
 
 def load_tensors(tensors: Mapping[str, torch.Tensor], folder: Path, processes: Processes) -> None:
