@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from stepgym.credit.token_rewards import TokenRewards, assign_tokens
+from stepgym.errors import UserError
 from stepgym.train.critic import Critic, explained_variance
 from stepgym.train.mini_batch import MiniBatch
 
@@ -31,10 +32,18 @@ def assign_by_token(
         critic: Gives the values.
         kl: The KL's estimate for each token, per mini-batch, where it is a part of the reward.
         coef: Its weight.
+
+    Raises:
+        UserError: The critic has diverged: a value is not finite.
     """
     parts = []
     for number, mini in enumerate(mini_batches):
         mini.values = critic.values(mini.micro_batches, len(mini))
+        if not bool(mini.values.isfinite().all()):
+            raise UserError(
+                "the critic's values are not finite: it has diverged; go on from an earlier checkpoint with a lower "
+                "algorithm.critic.optimizer.learning_rate"
+            )
         rewards = [steps for signal in mini.signals for steps in signal.rewards.step_rewards]
         cost = None if kl is None else _array(kl[number])
         parts.append(TokenRewards.of(_array(mini.values), mini.batch.tokens.step, rewards, cost, coef))

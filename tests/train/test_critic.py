@@ -332,6 +332,15 @@ def test_trajectories_that_branch_are_refused_before_anything_is_computed(make: 
         learner.update(broken)
 
 
+def test_a_critic_that_diverged_is_named(make: SimpleNamespace) -> None:
+    learner = Learner(make.policy(), gae_config())
+    assert learner.critic is not None
+    with torch.no_grad():
+        learner.critic.module.value_head.bias.fill_(torch.inf)
+    with pytest.raises(UserError, match=r"^the critic's values are not finite: it has diverged; .*learning_rate$"):
+        learner.update(make.group(1, [1.0, 0.0]))
+
+
 def test_metrics_without_anything_to_train_on(make: SimpleNamespace) -> None:
     learner = Learner(make.policy(), gae_config())
     report = learner.update([])
