@@ -58,7 +58,10 @@ class Learner:
         self.policy = policy
         self.config = config
         self.reference = None if config.kl.kind == "none" else reference or policy.frozen_copy()
-        self.critic = None if config.critic is None else Critic(policy, config.critic, config.critic_updates)
+        self.critic = None
+        if config.critic is not None:
+            seed = derive_seed(config.seed, "critic")
+            self.critic = Critic(policy, config.critic, config.critic_updates, seed=seed)
         self.optimizer = Optimizer(policy.model.named_parameters(), config.optimizer, config.total_updates)
         self.batches = 0
         self._credit = config.function("credit")

@@ -260,8 +260,6 @@ class Recipe(BaseModel):
         except UserError as error:  # an algorithm's own refusal does not know where in the recipe it stands
             text = str(error)
             raise UserError(text if text.startswith("algorithm") else f"algorithm: {text}") from None
-        if "total_updates" in self.algorithm:
-            return given
         iterations = self.budget.iterations
         if given.critic is not None:
             if 0 < iterations <= given.critic.warmup_batches:
@@ -270,6 +268,8 @@ class Recipe(BaseModel):
                     "the policy would never learn; use fewer"
                 )
             iterations -= given.critic.warmup_batches
+        if "total_updates" in self.algorithm:
+            return given
         updates = iterations * given.mini_batches * given.epochs
         return given.model_copy(update={"total_updates": max(1, updates)})
 

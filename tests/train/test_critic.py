@@ -332,6 +332,21 @@ def test_trajectories_that_branch_are_refused_before_anything_is_computed(make: 
         learner.update(broken)
 
 
+def test_the_seed_decides_how_the_adapter_of_a_critic_with_a_model_of_its_own_begins(
+    make: SimpleNamespace, tmp_path: Path
+) -> None:
+    make.model(seed=9).save_pretrained(tmp_path)
+
+    def adapter_of(seed: int) -> torch.Tensor:
+        policy = Policy(make.model(), PolicyConfig(device="cpu", lora=LoRAConfig(rank=2)))
+        critic = Learner(policy, gae_config({"path": str(tmp_path)}, seed=seed)).critic
+        assert critic is not None
+        return torch.cat([p.flatten() for name, p in critic.module.named_parameters() if "lora_A" in name])
+
+    assert torch.equal(adapter_of(1), adapter_of(1))
+    assert not torch.equal(adapter_of(1), adapter_of(2))
+
+
 def test_a_critic_that_diverged_is_named(make: SimpleNamespace) -> None:
     learner = Learner(make.policy(), gae_config())
     assert learner.critic is not None

@@ -98,10 +98,12 @@ def test_a_critics_model_is_relative_to_the_recipe_and_its_warm_up_leaves_update
     assert config.critic is not None
     assert config.critic.path == str(tmp_path / "reward-model")
     assert (config.total_updates, config.critic_updates) == (12, 20)
-    with pytest.raises(
-        UserError, match=r"^algorithm.critic.warmup_batches: with 4 of 4 iterations the policy would never"
-    ):
-        check_recipe({**fields, "budget": {"iterations": 4}}, tmp_path / "r.yaml").learner_config()
+    for more in ({}, {"total_updates": 8}):
+        never = {**fields, "algorithm": {**fields["algorithm"], **more}, "budget": {"iterations": 4}}
+        with pytest.raises(
+            UserError, match=r"^algorithm.critic.warmup_batches: with 4 of 4 iterations the policy would never"
+        ):
+            check_recipe(never, tmp_path / "r.yaml").learner_config()
 
 
 def test_data_sets_of_all_splits_are_relative_to_the_recipe(tmp_path: Path) -> None:
