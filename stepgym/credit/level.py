@@ -51,9 +51,15 @@ def group_baseline(compares: bool, **where: object) -> Callable[[FunctionT], Fun
         compares: Whether they are.
         **where: Options for which this holds, as in `@group_baseline(False, normalise="none")`; with other options
             the contrary holds. Without any it always holds.
+
+    Raises:
+        ValueError: The estimator has no such option.
     """
 
     def declare(function: FunctionT) -> FunctionT:
+        parameters = inspect.signature(function).parameters
+        if odd := [name for name in where if name not in parameters]:
+            raise ValueError(f"group_baseline: {getattr(function, '__name__', function)} has no option {odd[0]!r}")
         setattr(function, _BASELINE, (compares, dict(where)))
         return function
 

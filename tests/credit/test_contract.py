@@ -58,6 +58,14 @@ def test_a_declaration_may_depend_on_options() -> None:
     assert not has_group_baseline(mine, {})
 
 
+def test_a_declaration_for_an_option_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="group_baseline: mine has no option 'centre'"):
+
+        @group_baseline(False, centre="none")
+        def mine(group: GroupRewards) -> list[np.ndarray]:
+            raise NotImplementedError
+
+
 @pytest.mark.parametrize("name", COMPARING)
 def test_a_group_of_one_gets_zero_on_every_step_and_has_no_signal(name: str) -> None:
     groups = [group_of([0.0, 0.0, 5.0]), group_of([1.0], [0.0, 0.0])]

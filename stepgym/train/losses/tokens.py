@@ -24,7 +24,7 @@ class Tokens:
         logprob: log-probability under the weights being trained, at sampling temperature; carries the gradient. For a
             correction, which is taken before the first update, it is `old_logprob`.
         old_logprob: The same under the weights before the first mini-batch of the batch; no gradient.
-        advantage: Advantage of the token's step.
+        advantage: Advantage of the token's step; under credit by token (`gae`) its own.
         step, trajectory, group: int64 number of the token's step, trajectory and group within the update: the units
             over which sequence losses are taken. Numbers may have gaps. Never a merged sequence.
         sampler_logprob: log mu, the sampler's log-probability as recorded; NaN where absent or not comparable.
