@@ -109,6 +109,24 @@ def test_linear_attention_layers_are_found_by_trying(make: SimpleNamespace) -> N
     assert "linear-attention" in policy.notes[0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_leak_as_small_as_rounding_is_found(dtype: str) -> None:
+    """Short convolutions of a model that has not learned to use them yet."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(**{**SMALL, "num_hidden_layers": 8}, full_attn_idxs=list(range(7)))
+    policy = Policy(transformers.Lfm2ForCausalLM(config), PolicyConfig(device="cpu", dtype=dtype))
+    assert "does not leave the past to attention alone" in policy.forward_module.branches_not
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "granite", "qwen3_moe"])
+def test_rounding_is_not_taken_for_a_leak(make: SimpleNamespace, architecture: str, dtype: str) -> None:
+    options = {"moe_intermediate_size": 16} if architecture == "qwen3_moe" else {}
+    assert Policy(make.model(architecture, **options), PolicyConfig(device="cpu", dtype=dtype)).layout == "tree"
+
+
 SMALL = {
     "vocab_size": 89,
     "hidden_size": 16,
