@@ -23,8 +23,8 @@ GroupKey = tuple[str, int, str]
 class RefillConfig(BaseModel):
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
 
-    When a lot of rollouts has been played, its groups without signal (all rewards equal, or fewer than two members
-    that can be trained on) are replaced: as many other tasks of the training split are drawn, by the run's seed, and
+    When a lot of rollouts has been played, its groups without signal (all rewards equal, fewer than two members that
+    can be trained on, or no advantage) are replaced: as many other tasks of the training split are drawn, by the run's seed, and
     played in their place, under the same iteration; and again, until every group has a signal or the rounds are used
     up. What is without signal then stays. Groups that were replaced are stored and counted in the metrics of rollouts,
     but not learned from. It is decided on trajectories, after treatment, so a turn more or less does not matter, and
