@@ -24,11 +24,11 @@ class RefillConfig(BaseModel):
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
 
     When a lot of rollouts has been played, its groups without signal (all rewards equal, fewer than two members that
-    can be trained on, or no advantage) are replaced: as many other tasks of the training split are drawn, by the run's seed, and
-    played in their place, under the same iteration; and again, until every group has a signal or the rounds are used
-    up. What is without signal then stays. Groups that were replaced are stored and counted in the metrics of rollouts,
-    but not learned from. It is decided on trajectories, after treatment, so a turn more or less does not matter, and
-    from what is stored, so a run that is resumed decides as it did before.
+    can be trained on, or no advantage) are replaced: as many other tasks of the training split are drawn, by the run's
+    seed, and played in their place, under the same iteration; and again, until every group has a signal or the rounds
+    are used up. What is without signal then stays. Groups that were replaced are stored and counted in the metrics of
+    rollouts, but not learned from. It is decided on trajectories, after treatment, so a turn more or less does not
+    matter, and from what is stored, so a run that is resumed decides as it did before.
 
     (More samples of the same task would bias what is trained on: they are drawn until they differ.)
 
