@@ -47,8 +47,8 @@ class Batch:
         tokens: The trained tokens.
         paths: The steps that have at least one.
         steps: Number of steps, those without a trained token included.
-        sequences: Number of merged sequences that these make.
-        step_tokens: Tokens that training one step at a time would compute.
+        sequences: Number of merged sequences that all of these make.
+        step_tokens: Tokens that training one step at a time would compute: of the steps that are in `paths`, whole.
         mismatches: Why steps did not merge: reason to number.
     """
 
@@ -105,8 +105,8 @@ class _Collected:
             self.units.append((self.trajectories, group))
             self.temperatures.append(step.sampling.temperature if step.sampling is not None else 1.0)
             self.sampler.append(comparable_logprobs(step)[trained_mask(step)])
-            self.step_tokens += step.length
             if len(position):
+                self.step_tokens += step.length
                 self.paths.append(_path(step, position, self.total, self.chains + chain_of[index]))
                 self.total += len(position)
         self.chains += len(chains)
@@ -122,8 +122,7 @@ class _Collected:
             temperature=np.repeat(np.array(self.temperatures, dtype=np.float32), counts),
             sampler_logprob=np.concatenate([np.zeros(0, dtype=np.float32), *self.sampler]),
         )
-        sequences = len({path.chain for path in self.paths})
-        return Batch(tokens, self.paths, len(counts), sequences, self.step_tokens, self.mismatches)
+        return Batch(tokens, self.paths, len(counts), self.chains, self.step_tokens, self.mismatches)
 
 
 def _path(step: Step, position: NDArray[np.int64], token: int, chain: int) -> Path:

@@ -45,7 +45,8 @@ def test_units_are_numbered_over_the_batch_and_empty_steps_count() -> None:
     empty = Step(prompt_ids=[1], response_ids=[])
     plain = Step(prompt_ids=[1], response_ids=[2, 3])
     batch = make_batch([[of(empty), of(plain, sample=1)], [of(empty, plain, sample=2)]])
-    assert batch.steps == 4
+    # The third trajectory's steps merge, and what has no trained token is read by nobody.
+    assert (batch.steps, batch.sequences, batch.step_tokens) == (4, 3, 3 + 3)
     assert batch.tokens.step.tolist() == [1, 1, 3, 3]
     assert batch.tokens.trajectory.tolist() == [1, 1, 2, 2]
     assert batch.tokens.group.tolist() == [0, 0, 1, 1]
