@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -121,6 +122,8 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as stop:
         return int(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort) as stop:
+        # Ctrl-C may fall between the making of a coroutine and its first step; Python would complain of that on exit.
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
         return 130 if _reported(stop) else _fail("interrupted", 130)
     except BrokenPipeError:
         # Whoever read our output has closed it (`stepgym list envs | head`). Python would complain again on exit.

@@ -26,7 +26,7 @@ from stepgym.train.parallel.balance import Cost, deal
 from stepgym.train.parallel.processes import Processes
 from stepgym.train.parallel.sharding import FrozenWeights, shard
 from stepgym.train.policy_config import PolicyConfig
-from stepgym.train.weights import load_model_weights, published_tensors, save_model
+from stepgym.train.weights import published_tensors, save_model
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -193,10 +193,6 @@ class Policy:
             max_shard_size=max_shard_size,
             write=self.processes.is_lead,
         )
-
-    def load_weights(self, folder: Path) -> None:
-        """Copy the weights of a saved model into this one, in place. Raises `UserError` when they do not fit."""
-        load_model_weights(self.model, folder)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights under the names of a Hugging Face model folder, whole, tied ones once; an adapter is merged."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from stepgym.errors import UserError
 from stepgym.model.progress_bars import quiet_transformers
 from stepgym.train.lora import Adapter
 
@@ -97,17 +96,3 @@ def write_weights(
         state[alias] = state[original]  # one storage is saved once
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
-
-
-def load_model_weights(model: Any, folder: Path) -> None:
-    """Copy the weights of a saved model into one that is not sharded. Raises `UserError` when they do not fit."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        # Through from_pretrained, because the names on disk are not those in memory for every architecture.
-        with quiet_transformers():
-            saved = AutoModelForCausalLM.from_pretrained(str(folder), dtype=model.dtype)
-        model.load_state_dict(saved.state_dict())
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"checkpoint {folder}: its weights do not fit the model: {reason}") from error

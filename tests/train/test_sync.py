@@ -22,8 +22,8 @@ from stepgym.model.engines.transformers import TransformersEngine
 from stepgym.model.tiny import build_tiny_model
 from stepgym.record.step import Sampling
 from stepgym.train import vllm_sync
-from stepgym.train.packs.batch import make_batch
 from stepgym.train.lora import LoRAConfig
+from stepgym.train.packs.batch import make_batch
 from stepgym.train.policy import Policy
 from stepgym.train.policy_config import PolicyConfig
 from stepgym.train.recipe import Recipe, check_recipe
@@ -130,8 +130,7 @@ def test_written_weights_are_a_model_folder_of_the_same_model(
     tensors = load_file(folder / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, dtype)}
     assert ("lm_head.weight" in tensors) is (architecture == "llama")
-    exact = Policy(make.model(architecture, seed=5), PolicyConfig(device="cpu"))
-    exact.load_weights(folder)
+    exact = Policy.load(folder, PolicyConfig(device="cpu"))
     trajectory = make.trajectory(turns=3)
     found, expected = logprobs(exact, trajectory), logprobs(policy, trajectory)
     if dtype == "float32":
