@@ -12,3 +12,4 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 
 make = _module.make
+one_thread = _module.one_thread

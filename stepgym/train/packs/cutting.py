@@ -98,7 +98,8 @@ def _added(order: PrefixOrder) -> NDArray[np.int64]:
 def cut(order: PrefixOrder, budget: int) -> list[tuple[int, int]]:
     """Ranges [start, end) of the sorted paths, each a pack of at most `budget` nodes, of least cost together.
 
-    A range costs the nodes of its forest, plus `PACK_COST`; a path longer than the budget goes alone. By dynamic
+    A range costs the nodes of its forest, plus `PACK_COST`; a path longer than the budget shares its pack with nothing
+    but its own prefixes and equals. By dynamic
     programming over where packs start: cutting before a path computes again exactly what it shares with the one before
     it.
     """
@@ -109,8 +110,10 @@ def cut(order: PrefixOrder, budget: int) -> list[tuple[int, int]]:
     cost[0] = 0.0
     for start in range(count):
         base = order.shared[start] - added[start]  # the first path of a pack shares nothing
-        last = int(np.searchsorted(added, budget - base, side="right")) - 1
-        ends = np.arange(start + 1, max(start + 1, last) + 1)
+        # A path over the budget goes alone, or with others that add nothing to it.
+        most = max(budget - base, added[start + 1])
+        last = int(np.searchsorted(added, most, side="right")) - 1
+        ends = np.arange(start + 1, last + 1)
         through = cost[start] + PACK_COST + base + added[ends]
         # Of equal costs the later start wins: packs are then filled from the front.
         better = through < cost[ends]

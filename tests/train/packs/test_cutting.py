@@ -18,6 +18,11 @@ def nodes(chosen: list[list[int]]) -> int:
     return len({tuple(path[: n + 1]) for path in chosen for n in range(len(path))})
 
 
+def fits(chosen: list[list[int]], budget: int) -> bool:
+    """Whether they may share a pack: within the budget, or no more than the first of them."""
+    return nodes(chosen) <= max(budget, len(chosen[0]))
+
+
 def ordered(made: list[list[int]], key: list[int] | None = None) -> PrefixOrder:
     return prefix_order([np.array(path, dtype=np.int32) for path in made], key or [0] * len(made))
 
@@ -46,7 +51,7 @@ def test_cuts_keep_to_the_budget_and_no_other_cuts_cost_less(made: list[list[int
     ranges = cut(order, budget)
     assert [i for start, end in ranges for i in range(start, end)] == list(range(len(made)))
     for start, end in ranges:
-        assert end - start == 1 or nodes(sequence[start:end]) <= budget
+        assert fits(sequence[start:end], budget)
 
     def cost(cuts: list[tuple[int, int]]) -> int:
         return sum(nodes(sequence[start:end]) + PACK_COST for start, end in cuts)
@@ -57,9 +62,7 @@ def test_cuts_keep_to_the_budget_and_no_other_cuts_cost_less(made: list[list[int
         for size in range(len(made))
         for marks in combinations(inner, size)
     ]
-    allowed = [
-        cuts for cuts in every if all(end - start == 1 or nodes(sequence[start:end]) <= budget for start, end in cuts)
-    ]
+    allowed = [cuts for cuts in every if all(fits(sequence[start:end], budget) for start, end in cuts)]
     assert cost(ranges) == min(map(cost, allowed), default=0)
 
 
