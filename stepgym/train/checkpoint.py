@@ -295,7 +295,7 @@ class CheckpointStore:
         return f"{name}.{max(taken) + 1}" if taken else name
 
     def _sweep(self) -> None:
-        """Delete what a killed run left half written."""
+        """Delete what a killed run left half written, or half deleted."""
         for entry in self.path.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(entry, ignore_errors=True)
 
@@ -304,7 +304,8 @@ class CheckpointStore:
         kept = {checkpoint.path for checkpoint in self.all()[-self.keep :]} | ({best.path} if best else set())
         for entry in self.path.iterdir():
             if _NAME.fullmatch(entry.name) and entry not in kept:
-                shutil.rmtree(entry)
+                # Half of one under its name would be taken for a checkpoint that cannot be read.
+                shutil.rmtree(entry.rename(self.path / f"{_TEMPORARY}{entry.name}-{os.getpid()}"))
 
 
 def _parts(learner: Learner, parts: Mapping[str, Stateful] | None) -> dict[str, Stateful]:

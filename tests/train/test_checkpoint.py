@@ -279,3 +279,24 @@ def test_knobs_are_checked(make: SimpleNamespace, tmp_path: Path) -> None:
         CheckpointStore(tmp_path, keep=0)
     with pytest.raises(UserError, match="the score must be finite"):
         CheckpointStore(tmp_path).save(Learner(make.policy(), LearnerConfig()), score=float("nan"))
+
+
+def test_a_kill_while_an_old_one_is_deleted_leaves_a_store_to_go_on_with(
+    make: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, store = Learner(make.policy(), LearnerConfig()), CheckpointStore(tmp_path, keep=1)
+    store.save(learner)
+    learner.optimizer.updates = 1
+
+    def killed(path: Path) -> None:
+        (Path(path) / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stepgym.train.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(learner)
+    assert [checkpoint.update for checkpoint in store.all()] == [1]
+    learner.optimizer.updates = 2
+    store.save(learner)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["update-00000002"]
