@@ -64,6 +64,7 @@ class Attempts:
         tally: Running totals.
         training: Whether too many lost episodes stop the run.
         planned: Samples asked for.
+        share_of: Episodes that the policy's `max_dropped_share` is a share of.
     """
 
     source: EnvSource
@@ -84,6 +85,7 @@ class Attempts:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     training: bool = False
     planned: int = 0
+    share_of: int = 0
     given_up: list[Trajectory] = field(default_factory=list)
     lost: list[Trajectory] = field(default_factory=list)
 
@@ -135,9 +137,9 @@ class Attempts:
         if not self.policy.loses(trajectory.outcome) or _is_unscorable(trajectory.outcome_detail):
             return
         self.lost.append(trajectory)
-        if self.training and len(self.lost) > self.policy.max_dropped_share * self.planned:
+        if self.training and len(self.lost) > self.policy.max_dropped_share * self.share_of:
             raise RunStoppedError(
-                f"{len(self.lost)} of the {self.planned} episodes of {self.phase} {self.iteration} failed by "
+                f"{len(self.lost)} of the {self.share_of} episodes of {self.phase} {self.iteration} failed by "
                 f"environment or infrastructure, after all retries, and more than "
                 f"{self.policy.max_dropped_share:.0%} may not; the last: {trajectory.outcome}: "
                 f"{trajectory.outcome_detail}"

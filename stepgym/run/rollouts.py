@@ -87,6 +87,7 @@ async def rollout_stream(
     provenance: Mapping[str, Any] | None = None,
     tally: Tally | None = None,
     training: bool = False,
+    share_of: int | None = None,
     samples: Mapping[str, Sequence[int]] | None = None,
     places: Places | None = None,
     rank: int = 0,
@@ -113,6 +114,7 @@ async def rollout_stream(
         tally: Running totals to add to.
         training: Whether they are for training, which stops when more than `policy.max_dropped_share` of the episodes
             failed by environment or infrastructure.
+        share_of: How many episodes that is a share of, where these are only some of them; None: of these.
         samples: Indices of the samples to play, by task id; None: 0, 1, ... up to `config.samples`, of every task.
         places: A bound on episodes at once that other rollouts share; within it `config.concurrency` holds too.
         rank: Who is served first where rollouts share places: the lowest.
@@ -130,6 +132,7 @@ async def rollout_stream(
         refuse_for_chat(renderer.turns, renderer.history)
     config, agent = config or RolloutConfig(), agent or ChatAgent()
     wanted = _wanted(tasks, range(config.samples), samples)
+    planned = sum(len(numbers) for _, numbers in wanted)
     run = Attempts(
         source=EnvSource.of(env, **(env_config or {})),
         engine=engine,
@@ -150,7 +153,8 @@ async def rollout_stream(
         },
         tally=tally if tally is not None else Tally(),
         training=training,
-        planned=sum(len(numbers) for _, numbers in wanted),
+        planned=planned,
+        share_of=planned if share_of is None else share_of,
     )
     await run.check()
     run.tally.planned += run.planned

@@ -202,6 +202,8 @@ class Episodes:
             config=recipe.rollout,
             sampling=recipe.sampling.sampling,
             samples=samples,
+            # A few that are played in the place of others are no iteration of their own.
+            share_of=recipe.budget.tasks_per_iteration * recipe.rollout.samples,
             tally=tally,
             rank=iteration,
             on_trajectory=lambda _: self._display.advance(iteration),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -273,6 +273,37 @@ def test_groups_without_signal_are_replaced_and_a_resumed_run_decides_alike(tmp_
     for one, two in zip(rows, metrics(tmp_path / "parts"), strict=True):
         for name in ("reward_mean", "refill_rounds", "refilled_groups", "episodes", "loss", "update", "grad_norm"):
             assert one.get(name) == two.get(name), name
+
+
+class BrokenElsewhere(HalfDull):
+    """Fails the first two episodes of every task that only a refill plays."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+    lock = threading.Lock()
+
+    def begin(self, task: Any) -> Any:
+        with self.lock:
+            BrokenElsewhere.seen[task.id] += 1
+        if int(task.id.partition("-")[2]) >= 24 and BrokenElsewhere.seen[task.id] <= 2:
+            raise RuntimeError("the database went away")
+        return super().begin(task)
+
+
+def test_what_fails_among_replacements_is_a_share_of_the_whole_iteration(tmp_path: Path) -> None:
+    BrokenElsewhere.seen.clear()
+    recipe = made(
+        env={"kind": f"{__name__}:BrokenElsewhere"},
+        refill={"rounds": 2},
+        budget={"iterations": 2, "tasks_per_iteration": 4},
+        outcomes={"env_error": {"retries": 0}, "max_dropped_share": 0.3},
+    )
+    play(recipe, tmp_path)
+    lost = 0
+    for row, trajectories in zip(metrics(tmp_path), by_iteration(tmp_path).values(), strict=True):
+        failed = sum(str(trajectory.outcome) == "env_error" for trajectory in trajectories)
+        assert row["outcome/env_error"] == failed
+        lost += failed
+    assert lost > 0
 
 
 def test_other_tasks_are_drawn_by_the_seed_and_are_not_those_that_were_there() -> None:
