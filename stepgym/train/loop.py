@@ -93,7 +93,8 @@ class _Run:
     folder, the environments, the engine and the episodes, and gives what was played to the others.
     """
 
-    episodes: Episodes  # rank 0 only, as all up to `log`
+    tasks: TrainingTasks  # rank 0 only, as all up to `log`
+    episodes: Episodes
     lots: Lots
     sync: WeightSync
     folder: RunFolder
@@ -115,7 +116,7 @@ class _Run:
         if folder is not None:
             self.folder = folder
         self.source = env_source(recipe)
-        tasks = processes.lead(self._tasks)
+        processes.lead(self._find_tasks)
 
         self.observer.stage("model", None)
         with self.times.phase("model"):
@@ -143,7 +144,7 @@ class _Run:
                 source=self.source,
                 agent=make_agent(recipe),
                 renderer=renderer,
-                tasks=tasks,
+                tasks=self.tasks,
                 sync=self.sync,
                 store=store,
                 observer=self.observer,
@@ -177,14 +178,14 @@ class _Run:
 
     # ---- its parts --------------------------------------------------------------------------------------------------
 
-    def _tasks(self) -> TrainingTasks:
+    def _find_tasks(self) -> None:
         recipe, table = self.recipe, run_blocking(training_table(self.source))
         wanted = recipe.budget.tasks_per_iteration
         if recipe.budget.iterations and wanted > len(table):
             raise UserError(
                 f"budget.tasks_per_iteration: the training split has {len(table)} tasks, fewer than {wanted}"
             )
-        return TrainingTasks(
+        self.tasks = TrainingTasks(
             table,
             seed=recipe.seed,
             first=recipe.warm_start_tasks,

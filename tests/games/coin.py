@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepgym.env.base import Env
@@ -70,3 +71,25 @@ class Coin(Env):
 
     def expert(self, task: Task) -> Iterator[str]:
         yield f"<say>{task.answer}</say>"
+
+
+class Table(Sequence[Task]):
+    """Tasks made when they are asked for, from something open, which cannot go to another process."""
+
+    def __init__(self, split: str) -> None:
+        self.open = threading.Lock()
+        self.split = split
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: Any) -> Any:
+        with self.open:
+            return Task(id=f"{self.split}-{place}", prompt="Toss.", answer="heads" if place % 2 else "tails")
+
+
+class LazyCoin(Coin):
+    """Its tasks are in a table of its own kind."""
+
+    def tasks(self, split: str) -> Any:
+        return Table(split)

@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_goes_on_with_any_number_of_processes(
         ["overlap.kind=async", "algorithm.correction=truncated"],
         ["algorithm.credit=gae", "algorithm.critic.clip=0.3"],
         ["policy.lora.rank=4", "policy.gradient_checkpointing=true"],
-        ["policy.autocast=bfloat16", "refill.rounds=1"],
+        ["policy.autocast=bfloat16", "refill.rounds=1", "env.kind=coin:LazyCoin"],
     ],
 )
 def test_everything_else_works_on_two_processes(
