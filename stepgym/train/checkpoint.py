@@ -239,8 +239,10 @@ class CheckpointStore:
 
     def _restore_reference(self, learner: Learner) -> None:
         reference, processes, path = learner.reference, learner.policy.processes, self.path / _REFERENCE
-        if reference is None or reference.adapter is not None or not processes.lead(path.exists):
+        if reference is None or reference.adapter is not None:
             return
+        if not processes.lead(path.exists):  # it is written before the first checkpoint
+            raise UserError(f"checkpoint {path}: it is missing, and the KL term needs what is in it")
         processes.together(lambda: _saved(path, _read_json(path)))
         with _in_place(reference):
             load_tensors(_weights(reference), path / "state", processes)

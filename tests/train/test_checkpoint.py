@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -300,3 +301,14 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_a_store_to_go_on_with(
     learner.optimizer.updates = 2
     store.save(learner)
     assert [entry.name for entry in tmp_path.iterdir()] == ["update-00000002"]
+
+
+def test_a_reference_that_is_missing_is_not_replaced_by_another(make: SimpleNamespace, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(Learner(make.policy(), LearnerConfig(**CONFIG)))
+    shutil.rmtree(tmp_path / "reference")
+    resumed = Learner(make.policy(seed=7), LearnerConfig(**CONFIG))
+    before = weights(resumed.policy)
+    with pytest.raises(UserError, match=r"reference: it is missing, and the KL term needs what is in it$"):
+        store.restore(resumed)
+    assert torch.equal(weights(resumed.policy), before)
