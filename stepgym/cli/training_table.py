@@ -23,7 +23,9 @@ def training_table(result: TrainingResult) -> Table:
         if before is not None and after is not None:
             tasks = f"of {result.held_out_tasks} held-out tasks"
             table.add_row(f"success, {name}", f"{before:.3f} -> {after:.3f}", tasks)
-    table.add_row("updates", str(result.updates), f"in {result.iterations} iterations; seed {result.seed}")
+    best, iterations = result.best_iteration, result.iterations
+    made_in = f"{iterations}" if best == iterations else f"the first {best} of {iterations}"
+    table.add_row("updates", str(result.updates), f"in {made_in} iterations; seed {result.seed}")
     counts = ", ".join(f"{name} {count}" for name, count in result.outcomes.items())
     table.add_row("episodes in training", str(sum(result.outcomes.values())), counts)
     _add_tokens(table, result.totals)

@@ -20,7 +20,7 @@ class TrainingResult:
         success_before, success_after: Share of solved test episodes, sampled, before and after reinforcement.
         greedy_before, greedy_after: The same at temperature 0; None unless the recipe asks for it.
         held_out_tasks: Number of test tasks.
-        updates: Optimizer steps of reinforcement.
+        updates: Optimizer steps of reinforcement up to `best_iteration`: those that made the reported weights.
         iterations: Batches of rollouts.
         outcomes: Training episodes by outcome, most frequent first.
         best_iteration: The iteration whose weights are reported and exported: the best on the validation split, or

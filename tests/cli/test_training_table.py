@@ -47,7 +47,7 @@ def shown(result: TrainingResult) -> list[list[str]]:
 def test_every_measure_has_a_row() -> None:
     assert shown(RESULT) == [
         ["success, sampled", "0.400 -> 0.951", "of 256 held-out tasks"],
-        ["updates", "29", "in 30 iterations; seed 3"],
+        ["updates", "29", "in the first 20 of 30 iterations; seed 3"],
         ["episodes in training", "3840", "completed 3700, turn_limit 140"],
         ["tokens learned from", "1.7M", "560.0k unique, 575.3k computed: 3.0 for one"],
         ["wall time", "1,184 s", "in iterations: update 45 s, rollout 28 s"],
@@ -62,4 +62,5 @@ def test_what_was_not_measured_has_none() -> None:
     greedy = replace(RESULT, greedy_before=0.0, greedy_after=1.0)
     assert shown(greedy)[1] == ["success, greedy", "0.000 -> 1.000", "of 256 held-out tasks"]
     gpu = replace(RESULT, totals={**RESULT.totals, "memory_cuda_gib": 61.04})
+    assert ["updates", "29", "in 30 iterations; seed 3"] in shown(replace(RESULT, best_iteration=30))
     assert ["peak memory", "1.3 GiB", "resident; on the GPU 61.0 GiB"] in shown(gpu)
