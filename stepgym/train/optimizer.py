@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stepgym.errors import UserError
+
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(BaseModel):
@@ -34,15 +36,17 @@ class OptimizerConfig(BaseModel):
     warmup_ratio: float | None = Field(default=None, ge=0, le=1)
     decay: Literal["constant", "linear", "cosine"] = "constant"
     final_learning_rate: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float | None = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> OptimizerConfig:
+    def _schedule(self) -> OptimizerConfig:
         if self.warmup_updates and self.warmup_ratio is not None:
             raise ValueError("'warmup_updates' and 'warmup_ratio' exclude each other")
+        if self.decay == "constant" and self.final_learning_rate:
+            raise ValueError("'final_learning_rate' has no effect with decay 'constant'; use linear or cosine")
         return self
 
     def warmup(self, total_updates: int | None) -> int:

@@ -69,7 +69,8 @@ def test_warm_up_and_decays_by_hand() -> None:
 
 @given(st.integers(0, 20), st.integers(1, 50), st.sampled_from(["constant", "linear", "cosine"]))
 def test_the_learning_rate_is_always_between_its_bounds(warmup: int, total: int, decay: str) -> None:
-    config = OptimizerConfig(learning_rate=1.0, warmup_updates=warmup, decay=decay, final_learning_rate=0.1)
+    final = 0.0 if decay == "constant" else 0.1
+    config = OptimizerConfig(learning_rate=1.0, warmup_updates=warmup, decay=decay, final_learning_rate=final)
     rates = [config.learning_rate_at(update, total) for update in range(total + 5)]
     assert all(0 < rate <= 1.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
@@ -87,6 +88,20 @@ def test_warm_up_over_a_share_of_the_updates_is_the_warm_up_over_as_many() -> No
         validate(OptimizerConfig, {"warmup_updates": 3, "warmup_ratio": 0.1}, "optimizer")
     with pytest.raises(UserError, match="warmup_ratio needs total_updates"):
         Optimizer([torch.nn.Parameter(torch.ones(2))], OptimizerConfig(warmup_ratio=0.1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"final_learning_rate": 1e-7}, "'final_learning_rate' has no effect with decay 'constant'"),
+        ({"betas": [1.5, 0.9]}, r"optimizer\.betas"),
+        ({"betas": [0.9, 1.0]}, r"optimizer\.betas"),
+    ],
+)
+def test_what_the_optimizer_cannot_do_is_refused_when_the_config_is_read(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        validate(OptimizerConfig, fields, "optimizer")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_decay_without_an_end_is_refused() -> None:
