@@ -40,7 +40,9 @@ class MetricsConfig(BaseModel):
     @field_validator("sinks", mode="before")
     @classmethod
     def _checked(cls, value: Any) -> Any:
-        given = [value] if isinstance(value, (str, Mapping)) else list(value or ())
+        given = [value] if isinstance(value, (str, Mapping)) else () if value is None else value
+        if not isinstance(given, (list, tuple)):
+            raise ValueError(f"expected names or mappings with 'kind', got {value!r}")
         sinks = [{"kind": sink} if isinstance(sink, str) else sink for sink in given]
         for place, sink in enumerate(sinks):
             if not isinstance(sink, Mapping) or not isinstance(sink.get("kind"), str):
@@ -51,7 +53,10 @@ class MetricsConfig(BaseModel):
             if kind in [other["kind"] for other in sinks[:place]]:
                 raise ValueError(f"{kind!r} is there twice")
             try:
-                validate_kwargs(SINKS.get(kind), _options(sink), kind)
+                found: Any = SINKS.get(kind)
+                if not (isinstance(found, type) and issubclass(found, Sink)):
+                    raise ValueError(f"{kind!r} is no sink: a class derived from stepgym.train.sinks.base.Sink")
+                validate_kwargs(found, _options(sink), kind)
             except UserError as error:
                 raise ValueError(str(error)) from None
         return tuple(dict(sink) for sink in sinks)

@@ -48,6 +48,8 @@ def test_sinks_are_names_or_mappings(given: Any, sinks: list[dict[str, Any]]) ->
         ({"sinks": ["console"]}, "metrics.sinks: 'console': the console is always written; leave it out"),
         ({"sinks": ["wandb", {"kind": "wandb"}]}, "metrics.sinks: 'wandb' is there twice"),
         ({"sinks": [3]}, "metrics.sinks: expected names or mappings with 'kind', got 3"),
+        ({"sinks": True}, "metrics.sinks: expected names or mappings with 'kind', got True"),
+        ({"sinks": ["json:dumps"]}, "metrics.sinks: 'json:dumps' is no sink: a class derived from"),
         ({"sink": []}, "metrics: unknown field 'sink'; did you mean 'sinks'"),
         ({"alarms": "on"}, "metrics.alarms: "),
         ({"alarms": {"windows": 3}}, "metrics.alarms: unknown field 'windows'; did you mean 'window'"),
