@@ -47,6 +47,8 @@ class OptimizerConfig(BaseModel):
             raise ValueError("'warmup_updates' and 'warmup_ratio' exclude each other")
         if self.decay == "constant" and self.final_learning_rate:
             raise ValueError("'final_learning_rate' has no effect with decay 'constant'; use linear or cosine")
+        if self.final_learning_rate > self.learning_rate:
+            raise ValueError(f"'final_learning_rate' is over 'learning_rate', {self.learning_rate:g}: a decay falls")
         return self
 
     def warmup(self, total_updates: int | None) -> int:

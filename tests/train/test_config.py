@@ -94,6 +94,7 @@ def test_warm_up_over_a_share_of_the_updates_is_the_warm_up_over_as_many() -> No
     ("fields", "message"),
     [
         ({"final_learning_rate": 1e-7}, "'final_learning_rate' has no effect with decay 'constant'"),
+        ({"decay": "linear", "final_learning_rate": 1e-5}, "'final_learning_rate' is over 'learning_rate', 1e-06"),
         ({"betas": [1.5, 0.9]}, r"optimizer\.betas"),
         ({"betas": [0.9, 1.0]}, r"optimizer\.betas"),
     ],
