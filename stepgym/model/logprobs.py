@@ -22,6 +22,8 @@ from stepgym.model.output_head import PLAIN, HeadForm
 
 CHUNK_LOGITS = 2**23
 """Most logits that are held at a time (32 MiB in float32); on CUDA a percent of the device's memory, if more."""
+_FEW_LOGITS = 2**20
+"""So few logits (4 MiB in float32) are left to torch's own loss, which is faster for them."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -74,6 +76,8 @@ def token_scores(
         if heat is not None:
             return TokenScores(*liger_scores(hidden.to(dtype), weight.to(dtype), targets, heat, entropy))
     rows = max(1, (chunk_logits or _chunk_logits(hidden.device)) // weight.shape[0])
+    if form == PLAIN and len(hidden) <= min(rows, _FEW_LOGITS // weight.shape[0]):
+        return scores_from_logits(functional.linear(hidden, weight, bias), targets, temperature, entropy, greedy)
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     how = _How(form, entropy, greedy, rows, dtype, learns)
     with torch.autocast(device, enabled=False):

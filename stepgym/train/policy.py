@@ -29,6 +29,8 @@ from stepgym.train.policy_config import PolicyConfig
 from stepgym.train.weights import published_tensors, save_model
 
 logger = logging.getLogger(__name__)
+_SHORT, _WORTH = 512, 1.25
+"""On the CPU, paths up to so long are padded where that is no more than so many times the unique tokens (measured)."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -156,8 +158,15 @@ class Policy:
         return mine + [idle] * (max(map(len, shares)) - len(mine))
 
     def _cut(self, batch: Batch, budget: int) -> list[MicroBatch]:
-        make = forests if self.forward_module.branches else padded_rows
-        return list(make(batch, self.layout, budget))
+        if not self.forward_module.branches:
+            return list(padded_rows(batch, self.layout, budget))
+        longest = max((len(path.ids) for path in batch.paths), default=0)
+        if self.config.layout == "auto" and self.device.type == "cpu" and longest <= _SHORT:
+            # Short rows side by side are one call to torch's attention, a forest of them is many.
+            rows = list(padded_rows(batch, "merged", budget))
+            if sum(micro_batch.tokens for micro_batch in rows) <= _WORTH * batch.unique_tokens:
+                return rows
+        return list(forests(batch, self.layout, budget))
 
     def score(self, micro_batch: MicroBatch, *, entropy: bool = False, greedy: bool = False) -> TokenScores:
         """Score the trained tokens of a micro-batch, in its order; see `ForwardModule.forward`."""

@@ -21,7 +21,8 @@ class PolicyConfig(BaseModel):
             `bfloat16` on CUDA and `none` on the CPU.
         layout: What of the steps of an update is computed once. `tree`: every prefix that steps share, across turns and
             across the samples of a task; `merged`: steps of a trajectory that extend one another; `steps`: nothing;
-            `auto`: `tree`, or `merged` for models that cannot branch (recurrent and linear-attention layers).
+            `auto`: `tree`, or `merged` for models that cannot branch (recurrent and linear-attention layers), and for
+            updates of short paths that share little on the CPU.
         attention: The kernel for forests: `flex` (FlexAttention, on CUDA), `segments` (on the CPU), `auto` by device.
         gradient_checkpointing: Keep only each layer's input and compute the rest again on the way back: less memory,
             about a third more time.

@@ -313,3 +313,16 @@ def test_a_saved_model_is_loaded(make: SimpleNamespace, tmp_path: Path) -> None:
     policy = Policy.load(tmp_path, PolicyConfig(device="cpu"))
     for one, two in zip(policy.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_short_paths_that_share_little_are_padded_on_the_cpu_and_give_the_same(make: SimpleNamespace) -> None:
+    apart = make_batch([[make.trajectory(i, task=f"task {i}", turns=3, breaks=())] for i in range(4)])
+    alike = make_batch([make.group(1, [1, 0, 1, 0, 1, 0], turns=(1,))])
+    for batch, padded in ((apart, True), (alike, False)):
+        found = []
+        for layout in ("auto", "tree"):
+            policy = make.policy(layout=layout)
+            micro_batches = policy.micro_batches(batch)
+            assert all((micro.tree is None) == (padded and layout == "auto") for micro in micro_batches)
+            found.append(policy.logprobs(micro_batches, len(batch.tokens)))
+        assert torch.allclose(*found, atol=2e-5)
